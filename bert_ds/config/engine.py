@@ -1,0 +1,74 @@
+"""What the DeepSpeed JSON says of a run: batch sizes, precision, optimizer, ZeRO, clipping, recomputation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from bert_ds.errors import Problem
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossScaleConfig:
+    """fp16 loss scaling; the names are DeepSpeed's."""
+
+    loss_scale: float = 0.0
+    """0 scales dynamically, any other value is used as it stands."""
+    initial_scale_power: int = 16
+    loss_scale_window: int = 1000
+    hysteresis: int = 2
+    min_loss_scale: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """The part of the DeepSpeed JSON that we read, check and complete; the rest travels in `passed_through`."""
+
+    micro_batch_size: int
+    """Rows in one forward pass of one rank."""
+    global_batch_size: int
+    """Rows in one optimizer step = micro_batch_size x accumulation x data-parallel size."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    zero_stage: Literal[0, 1] = 1
+    gradient_clipping: float = 1.0
+    """Largest norm of the whole gradient; 0 switches clipping off."""
+    lr: float = 1e-4
+    """Peak learning rate of AdamW."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    """Decay of weights with two dimensions; biases and LayerNorms have none."""
+    loss_scaling: LossScaleConfig = field(default_factory=LossScaleConfig)
+    activation_checkpoint_interval: int = 0
+    """Layers that are recomputed together in the backward pass; 0 keeps all activations."""
+    passed_through: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the JSON that go to DeepSpeed as the user wrote them (monitors, timers, ZeRO's bucket sizes)."""
+
+    def accumulation(self, data_parallel_size: int) -> int:
+        """Micro-batches of one rank in one optimizer step; call `problems` first."""
+        return self.global_batch_size // (self.micro_batch_size * data_parallel_size)
+
+    def problems(self, data_parallel_size: int) -> Iterator[Problem]:
+        """Everything that is wrong with the engine's settings, given the data-parallel size."""
+        micro, total = self.micro_batch_size, self.global_batch_size
+        if micro < 1 or total < 1:
+            yield Problem("train_micro_batch_size_per_gpu", micro, "batch sizes must be at least 1",
+                          "give positive numbers")
+            return
+        unit = micro * data_parallel_size
+        if total % unit:
+            lower = max(total // unit, 1) * unit
+            yield Problem("train_batch_size", total,
+                          f"is not micro batch {micro} x data-parallel size {data_parallel_size} x accumulation",
+                          f"use {lower} or {lower + unit}, or a micro batch that divides "
+                          f"{total // data_parallel_size or 1}")
+        if self.precision not in PRECISIONS:
+            yield Problem("precision", self.precision, "is not a known choice", f"use one of {', '.join(PRECISIONS)}")
+        if self.zero_stage not in (0, 1):
+            yield Problem("zero_optimization.stage", self.zero_stage,
+                          "the pipeline engine serves stages 0 and 1 only", "use stage 1")
+        if self.gradient_clipping < 0:
+            yield Problem("gradient_clipping", self.gradient_clipping, "is negative", "use 1.0, or 0 for none")

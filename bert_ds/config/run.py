@@ -1,0 +1,43 @@
+"""One run: all sections together, checked as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bert_ds.config.data import DataConfig
+from bert_ds.config.engine import EngineConfig
+from bert_ds.config.model import ModelConfig
+from bert_ds.config.output import OutputConfig
+from bert_ds.config.parallel import ParallelConfig
+from bert_ds.config.schedule import ScheduleConfig
+from bert_ds.errors import ConfigError, Problem, raise_if_any
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything a run is made of; nothing is looked up elsewhere."""
+
+    name: str
+    """Name of the recipe."""
+    model: ModelConfig
+    parallel: ParallelConfig
+    data: DataConfig
+    schedule: ScheduleConfig
+    engine: EngineConfig
+    output: OutputConfig
+
+    def validate(self, world_size: int) -> None:
+        """Raises ConfigError with all problems of this run on `world_size` ranks."""
+        raise_if_any(ConfigError, self.problems(world_size))
+
+    def problems(self, world_size: int) -> Iterator[Problem]:
+        """All problems of this run on `world_size` ranks."""
+        yield from self.model.problems()
+        yield from self.data.problems()
+        yield from self.schedule.problems(self.engine.lr)
+        yield from self.output.problems()
+        layout = list(self.parallel.problems(self.model, world_size))
+        yield from layout
+        if not layout:
+            yield from self.engine.problems(self.parallel.data_parallel_size(world_size))

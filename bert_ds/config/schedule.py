@@ -1,0 +1,83 @@
+"""How long a run trains, how its learning rate moves and when it evaluates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from bert_ds.errors import Problem
+
+LR_DECAY_STYLES = ("linear", "cosine", "constant", "inverse-square-root", "WSD")
+LOSS_NORMALIZATIONS = ("global_batch", "micro_batch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """Lengths are in iterations, that is global batches. The peak learning rate belongs to the DeepSpeed JSON."""
+
+    train_iters: int
+    seed: int = 1234
+    """Seed of the initial weights, the sample order, the masks and the dropout."""
+    lr_decay_style: Literal["linear", "cosine", "constant", "inverse-square-root", "WSD"] = "linear"
+    lr_decay_iters: int | None = None
+    """Iteration at which min_lr is reached; None means train_iters."""
+    lr_warmup_fraction: float | None = None
+    """Warm-up as a share of lr_decay_iters; excludes lr_warmup_iters."""
+    lr_warmup_iters: int = 0
+    lr_warmup_init: float = 0.0
+    """Learning rate at the first update."""
+    min_lr: float = 0.0
+    lr_wsd_decay_iters: int = 0
+    """Iterations of the final decay of WSD."""
+    lr_wsd_decay_style: Literal["linear", "cosine", "exponential", "minus_sqrt"] = "exponential"
+    eval_interval: int | None = None
+    """Iterations between evaluations; None means never."""
+    eval_iters: int = 10
+    """Global batches of an evaluation."""
+    loss_normalization: Literal["global_batch", "micro_batch"] = "global_batch"
+    """global_batch: every masked token of the global batch counts the same, so the update does not depend on how the
+    batch is split. micro_batch: Megatron's mean of the micro-batches' means."""
+
+    @property
+    def decay_iters(self) -> int:
+        return self.train_iters if self.lr_decay_iters is None else self.lr_decay_iters
+
+    @property
+    def warmup_iters(self) -> float:
+        if self.lr_warmup_fraction is not None:
+            return self.lr_warmup_fraction * self.decay_iters
+        return self.lr_warmup_iters
+
+    def problems(self, peak_lr: float) -> Iterator[Problem]:
+        """Everything that is wrong with the schedule, given the peak learning rate."""
+        if self.train_iters < 1:
+            yield Problem("schedule.train_iters", self.train_iters, "must be at least 1", "give a positive number")
+            return
+        if self.lr_decay_style not in LR_DECAY_STYLES:
+            yield Problem("schedule.lr_decay_style", self.lr_decay_style, "is not a known choice",
+                          f"use one of {', '.join(LR_DECAY_STYLES)}")
+        if self.loss_normalization not in LOSS_NORMALIZATIONS:
+            yield Problem("schedule.loss_normalization", self.loss_normalization, "is not a known choice",
+                          f"use one of {', '.join(LOSS_NORMALIZATIONS)}")
+        yield from self._learning_rate_problems(peak_lr)
+        if self.eval_interval is not None and (self.eval_interval < 1 or self.eval_iters < 1):
+            yield Problem("schedule.eval_interval", self.eval_interval, "and eval_iters must be at least 1",
+                          "leave eval_interval out to train without evaluation")
+        if not 0 <= self.seed < 2**31 - 1:
+            yield Problem("schedule.seed", self.seed, "does not fit the sample mapping's 31-bit seed",
+                          "use 0 <= seed < 2147483647")
+
+    def _learning_rate_problems(self, peak_lr: float) -> Iterator[Problem]:
+        if self.lr_warmup_fraction is not None and self.lr_warmup_iters:
+            yield Problem("schedule.lr_warmup_iters", self.lr_warmup_iters,
+                          f"contradicts schedule.lr_warmup_fraction={self.lr_warmup_fraction}", "give one of the two")
+        if not 0 <= self.min_lr <= peak_lr:
+            yield Problem("schedule.min_lr", self.min_lr, f"is not between 0 and the peak learning rate {peak_lr}",
+                          "lower min_lr or raise optimizer.params.lr in the JSON")
+        if self.warmup_iters >= self.decay_iters:
+            yield Problem("schedule.lr_warmup_iters", self.warmup_iters,
+                          f"is not below the decay length {self.decay_iters}", "shorten the warm-up")
+        if self.lr_decay_style == "WSD" and not 0 < self.lr_wsd_decay_iters <= self.decay_iters:
+            yield Problem("schedule.lr_wsd_decay_iters", self.lr_wsd_decay_iters,
+                          f"is not between 1 and the decay length {self.decay_iters}", "say how long WSD decays")

@@ -1,0 +1,78 @@
+"""Errors a user can repair: what was set, to which value, why it cannot be used, and what to do instead.
+
+A command that ends with one of these prints the message without a traceback and exits with code 2 (`run_command`).
+Our own invariants use `assert` instead.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+EXIT_DONE = 0
+EXIT_BAD_INPUT = 2
+EXIT_GUARD = 3
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with what the user gave us."""
+
+    setting: str
+    """The setting or file, as the user writes it: `model.num_attention_heads`, `--data-path`."""
+    value: object
+    reason: str
+    repair: str
+
+    def __str__(self) -> str:
+        return f"{self.setting}={self.value}: {self.reason}. Fix: {self.repair}."
+
+
+class UserError(Exception):
+    """Base of all errors that the user can repair; the message lists every problem found."""
+
+    headline = "cannot continue"
+
+    def __init__(self, *problems: Problem) -> None:
+        self.problems = problems
+        super().__init__("\n".join([f"{self.headline}:", *(f"  {problem}" for problem in problems)]))
+
+    @classmethod
+    def of(cls, setting: str, value: object, reason: str, repair: str) -> UserError:
+        """The error for a single problem."""
+        return cls(Problem(setting, value, reason, repair))
+
+
+class ConfigError(UserError):
+    """A setting, or a combination of settings, that cannot be run."""
+
+    headline = "invalid run configuration"
+
+
+class DataError(UserError):
+    """Data that are missing, damaged or unusable."""
+
+    headline = "unusable data"
+
+
+class CheckpointError(UserError):
+    """A checkpoint that is missing, damaged or belongs to another model."""
+
+    headline = "unusable checkpoint"
+
+
+def raise_if_any(error: type[UserError], problems: Iterable[Problem]) -> None:
+    """Raises `error` with all problems at once; does nothing when there are none."""
+    found = tuple(problems)
+    if found:
+        raise error(*found)
+
+
+def run_command(command: Callable[[], int]) -> int:
+    """Runs a command line's body and turns a `UserError` into its message on stderr and exit code 2."""
+    try:
+        return command()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return EXIT_BAD_INPUT
