@@ -1,0 +1,87 @@
+"""Where this process stands in the (pipe, data, tensor) grid, and the groups it talks to.
+
+Built once, before the model, and passed to whoever communicates; nothing looks groups up.
+rank = (pipe x dp_size + data) x tp_size + tensor, the order of DeepSpeed's PipeModelDataParallelTopology.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class ParallelContext:
+    """Coordinates and process groups. A group is None where its size is 1: collectives become the identity."""
+
+    tp_size: int = 1
+    pp_size: int = 1
+    dp_size: int = 1
+    tp_rank: int = 0
+    pp_rank: int = 0
+    dp_rank: int = 0
+    tp_group: dist.ProcessGroup | None = None
+    pp_group: dist.ProcessGroup | None = None
+    dp_group: dist.ProcessGroup | None = None
+    device: torch.device = torch.device("cpu")
+
+    @classmethod
+    def single_process(cls, device: torch.device | str = "cpu") -> ParallelContext:
+        """The grid of one process, without any process group: for tests, export and tools."""
+        return cls(device=torch.device(device))
+
+    @property
+    def world_size(self) -> int:
+        return self.tp_size * self.pp_size * self.dp_size
+
+    @property
+    def rank(self) -> int:
+        return (self.pp_rank * self.dp_size + self.dp_rank) * self.tp_size + self.tp_rank
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.pp_rank == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.pp_rank == self.pp_size - 1
+
+    @property
+    def last_stage_rank(self) -> int:
+        """Global rank of the last stage of this rank's pipeline."""
+        return ((self.pp_size - 1) * self.dp_size + self.dp_rank) * self.tp_size + self.tp_rank
+
+
+def build_context(*, tp_size: int, pp_size: int, device: torch.device, timeout: timedelta) -> ParallelContext:
+    """Makes the groups of this process; every rank of the initialised default group has to call it.
+
+    Raises:
+        AssertionError: tp_size x pp_size does not divide the world size (RunConfig.validate refuses that earlier).
+    """
+    world_size, rank = dist.get_world_size(), dist.get_rank()
+    assert world_size % (tp_size * pp_size) == 0
+    dp_size = world_size // (tp_size * pp_size)
+    grid_PDT = torch.arange(world_size).view(pp_size, dp_size, tp_size)
+    pp_rank, dp_rank, tp_rank = ((grid_PDT == rank).nonzero()[0]).tolist()
+    return ParallelContext(
+        tp_size=tp_size, pp_size=pp_size, dp_size=dp_size, tp_rank=tp_rank, pp_rank=pp_rank, dp_rank=dp_rank,
+        tp_group=_own_group(grid_PDT.reshape(-1, tp_size), rank, timeout),
+        pp_group=_own_group(grid_PDT.permute(1, 2, 0).reshape(-1, pp_size), rank, timeout),
+        dp_group=_own_group(grid_PDT.permute(0, 2, 1).reshape(-1, dp_size), rank, timeout),
+        device=device,
+    )
+
+
+def _own_group(rows: torch.Tensor, rank: int, timeout: timedelta) -> dist.ProcessGroup | None:
+    """The group of the row that holds `rank`; all ranks create all groups, in the same order."""
+    if rows.size(1) == 1:
+        return None
+    own = None
+    for ranks in rows.tolist():
+        group = dist.new_group(ranks, timeout=timeout)
+        if rank in ranks:
+            own = group
+    return own

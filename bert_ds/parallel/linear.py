@@ -1,0 +1,63 @@
+"""Linear layers cut over tensor-parallel ranks. B batch, S sequence, t = tp_size."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bert_ds.parallel.collectives import copy_to_tensor_parallel, reduce_from_tensor_parallel
+from bert_ds.parallel.context import ParallelContext
+from bert_ds.parallel.sharding import sharded_parameter
+
+
+class ColumnParallelLinear(nn.Module):
+    """y = x W^T + b with the output features cut over the ranks.
+
+    Shapes: x [..., in] replicated, weight [out/t, in], bias [out/t] -> y [..., out/t].
+    The backward pass sums the gradient of x over the ranks; the forward pass does not communicate.
+    """
+
+    def __init__(self, in_features: int, out_features: int, ctx: ParallelContext) -> None:
+        super().__init__()
+        self._group = ctx.tp_group
+        self.weight = sharded_parameter((out_features, in_features), 0, ctx)
+        self.bias = sharded_parameter((out_features,), 0, ctx)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(copy_to_tensor_parallel(x, self._group), self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"local weight {tuple(self.weight.shape)}"
+
+
+class RowParallelLinear(nn.Module):
+    """y = x W^T + b with the input features cut over the ranks.
+
+    Shapes: x [..., in/t], weight [out, in/t], bias [out] replicated -> y [..., out] replicated.
+    The forward pass sums the partial products over the ranks and adds the bias once, after the sum.
+    """
+
+    def __init__(self, in_features: int, out_features: int, ctx: ParallelContext) -> None:
+        super().__init__()
+        self._group = ctx.tp_group
+        self.weight = sharded_parameter((out_features, in_features), 1, ctx)
+        self.bias = nn.Parameter(torch.empty(out_features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._group is None:
+            return F.linear(x, self.weight, self.bias)
+        return reduce_from_tensor_parallel(F.linear(x, self.weight), self._group) + self.bias
+
+    def extra_repr(self) -> str:
+        return f"local weight {tuple(self.weight.shape)}"
+
+
+def column_parallel_linear(in_features: int, out_features: int, ctx: ParallelContext) -> nn.Module:
+    """The column-parallel layer of this run's implementation."""
+    return ColumnParallelLinear(in_features, out_features, ctx)
+
+
+def row_parallel_linear(in_features: int, out_features: int, ctx: ParallelContext) -> nn.Module:
+    """The row-parallel layer of this run's implementation."""
+    return RowParallelLinear(in_features, out_features, ctx)

@@ -1,0 +1,58 @@
+"""How a parameter is cut over tensor-parallel ranks: a fact recorded on the parameter, read by everyone who asks.
+
+Initialisation, checkpoints, gradient norms and tests all use this one record. A parameter without a record is replicated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bert_ds.parallel.context import ParallelContext
+
+_RECORD = "tensor_parallel_sharding"
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """This rank holds piece `index` of `count` equal pieces along `dim`; dim None means the whole tensor."""
+
+    full_shape: tuple[int, ...]
+    dim: int | None = None
+    index: int = 0
+    count: int = 1
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        if self.dim is None:
+            return self.full_shape
+        shape = list(self.full_shape)
+        shape[self.dim] //= self.count
+        return tuple(shape)
+
+    def cut(self, full: Tensor) -> Tensor:
+        """This rank's piece of the full tensor, as a view."""
+        if self.dim is None:
+            return full
+        return full.chunk(self.count, dim=self.dim)[self.index]
+
+
+def sharded_parameter(full_shape: tuple[int, ...], dim: int, ctx: ParallelContext) -> nn.Parameter:
+    """An uninitialised parameter holding this rank's piece of `full_shape` along `dim`.
+
+    Sets `tensor_model_parallel`, by which DeepSpeed counts the parameter on every rank in gradient norms
+    (deepspeed/runtime/utils.py, is_model_parallel_parameter).
+    """
+    assert full_shape[dim] % ctx.tp_size == 0
+    sharding = Sharding(full_shape, dim, ctx.tp_rank, ctx.tp_size)
+    parameter = nn.Parameter(torch.empty(sharding.local_shape))
+    setattr(parameter, _RECORD, sharding)
+    parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
+    return parameter
+
+
+def sharding_of(parameter: Tensor) -> Sharding:
+    """The record of `parameter`; a parameter without one is replicated."""
+    return getattr(parameter, _RECORD, None) or Sharding(tuple(parameter.shape))
