@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -33,10 +34,16 @@ class DataConfig:
     rows_are_full: bool = False
     """Promise that no row is padded, so that attention needs no mask; the loader checks it."""
 
+    def predictions_per_row(self, seq_length: int, sequences_per_row: int = 1) -> int:
+        """Masked positions kept of a row: all that masking may choose, rounded up to a multiple of 8."""
+        return -(-math.floor(self.mask_prob * seq_length + sequences_per_row / 2) // 8) * 8
+
     def problems(self) -> Iterator[Problem]:
         """Everything that is wrong with these settings before any file is opened."""
         if not self.data_path:
             yield Problem("data.data_path", "", "names no data", "give the prefix of a .bin/.idx pair")
+        if not _is_split(self.split):
+            yield Problem("data.split", self.split, "is not up to three shares separated by commas", "use 949,50,1")
         if self.tokenizer_type not in TOKENIZER_TYPES:
             yield Problem("data.tokenizer_type", self.tokenizer_type, "is not a known choice",
                           f"use one of {', '.join(TOKENIZER_TYPES)}")
@@ -46,3 +53,12 @@ class DataConfig:
             yield Problem("data.short_seq_prob", self.short_seq_prob, "is not a probability", "use 0.1")
         if self.num_workers < 1:
             yield Problem("data.num_workers", self.num_workers, "must be at least 1", "use 1 or 2")
+
+
+def _is_split(text: str) -> bool:
+    """Whether `text` gives one to three shares, none negative, of which one is positive."""
+    try:
+        shares = [float(share) for share in text.split(",")]
+    except ValueError:
+        return False
+    return len(shares) <= 3 and min(shares) >= 0 < sum(shares) < math.inf

@@ -44,8 +44,14 @@ class EngineConfig:
     loss_scaling: LossScaleConfig = field(default_factory=LossScaleConfig)
     activation_checkpoint_interval: int = 0
     """Layers that are recomputed together in the backward pass; 0 keeps all activations."""
+    grad_accum_dtype: Literal["fp32", "bf16", "fp16"] | None = None
+    """Type in which the gradients of micro-batches are summed; None means fp16 in fp16 runs and fp32 in all others."""
     passed_through: Mapping[str, Any] = field(default_factory=dict)
     """Keys of the JSON that go to DeepSpeed as the user wrote them (monitors, timers, ZeRO's bucket sizes)."""
+
+    @property
+    def accumulation_dtype(self) -> str:
+        return self.grad_accum_dtype or ("fp16" if self.precision == "fp16" else "fp32")
 
     def accumulation(self, data_parallel_size: int) -> int:
         """Micro-batches of one rank in one optimizer step; call `problems` first."""
@@ -70,5 +76,17 @@ class EngineConfig:
         if self.zero_stage not in (0, 1):
             yield Problem("zero_optimization.stage", self.zero_stage,
                           "the pipeline engine serves stages 0 and 1 only", "use stage 1")
+        if self.grad_accum_dtype not in (None, "fp32", self.precision):
+            yield Problem("data_types.grad_accum_dtype", self.grad_accum_dtype,
+                          f"does not fit a run in {self.precision}", "use fp32")
+        if not 0 < self.lr:
+            yield Problem("optimizer.params.lr", self.lr, "is not positive", "use 1e-4")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            yield Problem("optimizer.params.betas", list(self.betas), "are not below 1", "use [0.9, 0.999]")
+        if self.weight_decay < 0:
+            yield Problem("optimizer.params.weight_decay", self.weight_decay, "is negative", "use 0.01")
+        if self.activation_checkpoint_interval < 0:
+            yield Problem("pipeline.activation_checkpoint_interval", self.activation_checkpoint_interval,
+                          "is negative", "use 0 to keep all activations")
         if self.gradient_clipping < 0:
             yield Problem("gradient_clipping", self.gradient_clipping, "is negative", "use 1.0, or 0 for none")

@@ -39,5 +39,10 @@ class RunConfig:
         yield from self.output.problems()
         layout = list(self.parallel.problems(self.model, world_size))
         yield from layout
+        if (self.engine.precision == "fp16" and self.engine.accumulation_dtype == "fp32"
+                and self.parallel.pipeline_model_parallel_size > 1):
+            yield Problem("data_types.grad_accum_dtype", "fp32",
+                          "lets the two copies of the word table drift apart in an fp16 pipeline",
+                          "leave it out, or train in bf16, which sums in fp32 on every layout")
         if not layout:
             yield from self.engine.problems(self.parallel.data_parallel_size(world_size))

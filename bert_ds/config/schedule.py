@@ -39,6 +39,11 @@ class ScheduleConfig:
     """global_batch: every masked token of the global batch counts the same, so the update does not depend on how the
     batch is split. micro_batch: Megatron's mean of the micro-batches' means."""
 
+    exit_interval: int | None = None
+    """Save and stop after an iteration that is a multiple of this; None trains to the end."""
+    deterministic_mode: bool = False
+    """The same bits whenever the run is repeated on the same hardware, with slower kernels where there is a choice."""
+
     @property
     def decay_iters(self) -> int:
         return self.train_iters if self.lr_decay_iters is None else self.lr_decay_iters
@@ -64,6 +69,9 @@ class ScheduleConfig:
         if self.eval_interval is not None and (self.eval_interval < 1 or self.eval_iters < 1):
             yield Problem("schedule.eval_interval", self.eval_interval, "and eval_iters must be at least 1",
                           "leave eval_interval out to train without evaluation")
+        if self.exit_interval is not None and self.exit_interval < 1:
+            yield Problem("schedule.exit_interval", self.exit_interval, "must be at least 1",
+                          "leave exit_interval out to train to the end")
         if not 0 <= self.seed < 2**31 - 1:
             yield Problem("schedule.seed", self.seed, "does not fit the sample mapping's 31-bit seed",
                           "use 0 <= seed < 2147483647")
@@ -72,6 +80,11 @@ class ScheduleConfig:
         if self.lr_warmup_fraction is not None and self.lr_warmup_iters:
             yield Problem("schedule.lr_warmup_iters", self.lr_warmup_iters,
                           f"contradicts schedule.lr_warmup_fraction={self.lr_warmup_fraction}", "give one of the two")
+        if self.warmup_iters < 0:
+            yield Problem("schedule.lr_warmup_iters", self.warmup_iters, "is negative", "use 0 for no warm-up")
+        if not 0 <= self.lr_warmup_init <= peak_lr:
+            yield Problem("schedule.lr_warmup_init", self.lr_warmup_init,
+                          f"is not between 0 and the peak learning rate {peak_lr}", "use 0")
         if not 0 <= self.min_lr <= peak_lr:
             yield Problem("schedule.min_lr", self.min_lr, f"is not between 0 and the peak learning rate {peak_lr}",
                           "lower min_lr or raise optimizer.params.lr in the JSON")

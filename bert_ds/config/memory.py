@@ -1,0 +1,117 @@
+"""Parameters and memory of every rank, predicted from the configuration alone.
+
+Weights, gradients and optimizer state follow from what DeepSpeed allocates. Activations are an estimate after
+Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), section 4; caches of the
+allocator, communication buffers and the CUDA context are not part of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bert_ds.config.run import RunConfig
+from bert_ds.config.stages import stage_layers
+
+LOGIT_COPIES = 3
+"""Half-precision logits, fp32 logits and their gradient live together for a moment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMemory:
+    """One rank of one pipeline stage. Sizes are in bytes."""
+
+    layers: int
+    parameters: int
+    """Numbers that this rank holds, replicated ones and the second word table of the last stage included."""
+    weights: int
+    gradients: int
+    optimizer: int
+    """fp32 masters and both Adam moments, this rank's share of them under ZeRO 1."""
+    activations: int
+    """Kept for the backward pass of all micro-batches in flight."""
+    logits: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.logits
+
+
+def predict_memory(run: RunConfig, world_size: int) -> tuple[StageMemory, ...]:
+    """What a rank of each stage needs; the run must have no problems on `world_size` ranks."""
+    return tuple(_stage(run, world_size, stage) for stage in range(run.parallel.pipeline_model_parallel_size))
+
+
+def _stage(run: RunConfig, world_size: int, stage: int) -> StageMemory:
+    engine = run.engine
+    layers = stage_layers(run.model, run.parallel.pipeline_model_parallel_size)[stage]
+    parameters = stage_parameters(run, stage)
+    shares = run.parallel.data_parallel_size(world_size) if engine.zero_stage == 1 else 1
+    half = engine.precision != "fp32"
+    is_last = stage == run.parallel.pipeline_model_parallel_size - 1
+    masters = 4 if half or engine.zero_stage == 1 else 0
+    return StageMemory(
+        layers=layers,
+        parameters=parameters,
+        weights=parameters * (2 if half else 4),
+        gradients=parameters * _gradient_bytes(run),
+        optimizer=parameters * (masters + 8) // shares,
+        activations=_activations(run, world_size, stage, layers),
+        logits=_logits(run) if is_last else 0,
+    )
+
+
+def stage_parameters(run: RunConfig, stage: int) -> int:
+    """Numbers held by one rank of `stage`: matrices and the word table cut by tensor parallelism, the rest whole."""
+    model, tensor = run.model, run.parallel.tensor_model_parallel_size
+    stages = run.parallel.pipeline_model_parallel_size
+    hidden, ffn = model.hidden_size, model.ffn_size
+    word_table = model.padded_vocab_size * hidden // tensor
+    sharded = (4 * hidden * hidden + 3 * hidden + 2 * hidden * ffn + ffn) // tensor
+    count = stage_layers(model, stages)[stage] * (sharded + 6 * hidden)
+    if stage == 0:
+        count += word_table + (model.max_position_embeddings + model.num_token_types) * hidden
+    if stage == stages - 1:
+        count += word_table if stages > 1 else 0
+        count += 2 * hidden + (hidden * hidden + 3 * hidden) + model.padded_vocab_size // tensor
+        count += (hidden * hidden + 3 * hidden + 2) if model.binary_head else 0
+    return count
+
+
+def _gradient_bytes(run: RunConfig) -> int:
+    """Bytes a parameter; with bf16 weights the fp32 sums stand beside the gradients of one micro-batch."""
+    own = 4 if run.engine.precision == "fp32" else 2
+    return own if run.engine.accumulation_dtype == run.engine.precision else own + 4
+
+
+def _activations(run: RunConfig, world_size: int, stage: int, layers: int) -> int:
+    """Activations of the micro-batches whose backward pass is still to come: 1F1B holds `stages - stage` of them."""
+    engine, stages = run.engine, run.parallel.pipeline_model_parallel_size
+    accumulation = engine.accumulation(run.parallel.data_parallel_size(world_size))
+    in_flight = min(stages - stage, accumulation)
+    layer = _layer_activations(run)
+    interval = engine.activation_checkpoint_interval
+    if not interval:
+        return in_flight * layers * layer
+    kept = -(-layers // interval) * _hidden_bytes(run)
+    return in_flight * kept + min(interval, layers) * layer
+
+
+def _layer_activations(run: RunConfig) -> int:
+    """Bytes one layer keeps for one micro-batch; the attention matrix only where it is written to memory."""
+    model, tensor = run.model, run.parallel.tensor_model_parallel_size
+    scale = 2 if run.engine.precision == "fp32" else 1
+    tokens = run.engine.micro_batch_size * model.seq_length
+    kept = tokens * model.hidden_size * (10 + 24 // min(tensor, 24)) * scale
+    if model.attention_backend in ("local", "unfused"):
+        kept += 5 * model.num_attention_heads * tokens * model.seq_length * scale // tensor
+    return kept
+
+
+def _hidden_bytes(run: RunConfig) -> int:
+    element = 4 if run.engine.precision == "fp32" else 2
+    return run.engine.micro_batch_size * run.model.seq_length * run.model.hidden_size * element
+
+
+def _logits(run: RunConfig) -> int:
+    rows = run.engine.micro_batch_size * run.data.predictions_per_row(run.model.seq_length)
+    return rows * run.model.padded_vocab_size // run.parallel.tensor_model_parallel_size * 4 * LOGIT_COPIES
