@@ -1,0 +1,138 @@
+"""THE list of layers, and the model that is this list in a loop.
+
+Every layout runs the same list: the pipeline cuts it into stages (model/pipeline.py), one process runs it whole
+(`BertModel`). So a layer's index, its parameters' names and a checkpoint's content never depend on the layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bert_ds.config.model import ModelConfig
+from bert_ds.model.embeddings import EmbeddingTail, ModelInputs, WordEmbeddings
+from bert_ds.model.heads import HeadOutputs, LogitBias, PretrainingHeads, pass_word_weight
+from bert_ds.model.init import initialize_parameter
+from bert_ds.model.transformer_layer import TransformerLayer
+from bert_ds.ops.attention import AttentionQuery, RowKind, choose_backend
+from bert_ds.parallel.context import ParallelContext
+from bert_ds.random_keys import DropoutKey
+
+WORD_EMBEDDINGS = "word_embeddings"
+"""Key of the tied word table."""
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """What a row of the batch holds; fixed for a run."""
+
+    kind: RowKind = "padded"
+    sequences_per_row: int = 1
+
+
+@dataclass(frozen=True)
+class LayerDef:
+    """One entry of the list: how to build the layer and what its parameters are called."""
+
+    module: type[nn.Module]
+    arguments: tuple[Any, ...]
+    names: tuple[tuple[str, str], ...]
+    """(prefix within the layer, prefix of the logical name), the first that fits."""
+    tied_key: str | None = None
+    """Layers with the same key share one module."""
+    second_use: Callable[..., Any] | None = None
+    """What a later use of a tied module computes: (module, inputs, key) -> outputs."""
+
+    def build(self) -> nn.Module:
+        return self.module(*self.arguments)
+
+    def logical_name(self, parameter: str) -> str:
+        """The layout-free name of this layer's parameter; the same names as in Megatron core's BertModel."""
+        for local, logical in self.names:
+            if parameter.startswith(local):
+                return logical + parameter.removeprefix(local)
+        raise AssertionError(f"no logical name for {parameter} of {self.module.__name__}")
+
+
+def bert_layers(
+    config: ModelConfig, ctx: ParallelContext, *, dtype: torch.dtype, rows: RowLayout
+) -> tuple[LayerDef, ...]:
+    """The layers of BERT in order: word table, embedding tail, transformer layers, heads, word table again, bias.
+
+    Args:
+        config: the model.
+        ctx: this rank's place in the grid; decides which piece of each cut matrix is built.
+        dtype: precision that attention computes in.
+        rows: what a row of the batch holds.
+
+    Raises:
+        ConfigError: the attention backend cannot serve this run.
+    """
+    backend = choose_backend(config.attention_backend, AttentionQuery(
+        rows=rows.kind, dtype=dtype, device_type=ctx.device.type, head_dim=config.head_dim,
+        dropout=config.attention_dropout))
+    words = LayerDef(WordEmbeddings, (config, ctx), (("", "embedding.word_embeddings."),), WORD_EMBEDDINGS)
+    tail = LayerDef(EmbeddingTail, (config, rows.kind), (("", "embedding."),))
+    layers = (LayerDef(TransformerLayer, (config, ctx, backend, rows.kind), (("", f"encoder.layers.{index}."),))
+              for index in range(config.num_layers))
+    heads = LayerDef(PretrainingHeads, (config, rows.sequences_per_row),
+                     (("final_layernorm.", "encoder.final_layernorm."), ("", "")))
+    second_words = LayerDef(WordEmbeddings, (config, ctx), words.names, WORD_EMBEDDINGS, pass_word_weight)
+    bias = LayerDef(LogitBias, (config, ctx), (("", "output_layer."),))
+    return (words, tail, *layers, heads, second_words, bias)
+
+
+class BertModel(nn.Module):
+    """The whole list on one stage: for export, verification, tests and fine-tuning.
+
+    forward: model inputs -> (features_BPH, word_weight_VH, bias_V, sentence_logits_BM2), see model/heads.py.
+    """
+
+    def __init__(
+        self, config: ModelConfig, ctx: ParallelContext, *, dtype: torch.dtype = torch.float32,
+        rows: RowLayout | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self._layer_defs = bert_layers(config, ctx, dtype=dtype, rows=rows or RowLayout())
+        self._word_index = 0
+        self.layers = nn.ModuleList(nn.Identity() if layer.second_use else layer.build() for layer in self._layer_defs)
+        self.to(ctx.device, dtype)
+
+    def forward(self, inputs: ModelInputs, key: DropoutKey | None = None) -> HeadOutputs:
+        """Runs all layers; `key` switches dropout on."""
+        values: Any = inputs
+        for index, (layer_def, layer) in enumerate(zip(self._layer_defs, self.layers, strict=True)):
+            layer_key = key.for_layer(index) if key else None
+            if layer_def.second_use:
+                values = layer_def.second_use(self.layers[self._word_index], values, layer_key)
+            else:
+                values = layer(values, layer_key)
+        return values
+
+    def named_logical_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """All parameters under their layout-free names, the tied table once."""
+        for layer_def, layer in zip(self._layer_defs, self.layers, strict=True):
+            for name, parameter in layer.named_parameters():
+                yield layer_def.logical_name(name), parameter
+
+    def initialize(self, seed: int) -> None:
+        """Fills every parameter with the initial value that every layout starts from."""
+        for name, parameter in self.named_logical_parameters():
+            initialize_parameter(parameter, name, self.config, seed)
+
+    @torch.no_grad()
+    def load_logical(self, tensors: Callable[[str], Tensor]) -> None:
+        """Fills every parameter from `tensors`, which returns the value under a logical name."""
+        for name, parameter in self.named_logical_parameters():
+            parameter.copy_(tensors(name))
+
+
+def vocabulary_logits(outputs: HeadOutputs, vocab_size: int) -> Tensor:
+    """The logits of the real vocabulary at the kept positions, [B, P, vocab_size]; for one tensor-parallel rank."""
+    features_BPH, word_weight_VH, bias_V, _ = outputs
+    return (features_BPH @ word_weight_VH.t() + bias_V)[..., :vocab_size]

@@ -1,0 +1,86 @@
+"""One transformer layer. B batch, S sequence, H hidden, N local heads (heads / tp_size), D head dim, F feed-forward."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bert_ds.config.model import ModelConfig
+from bert_ds.model.embeddings import StageTensors
+from bert_ds.ops.attention import AttentionBackend, RowKind, visible_mask
+from bert_ds.parallel.context import ParallelContext
+from bert_ds.parallel.linear import column_parallel_linear, row_parallel_linear
+from bert_ds.random_keys import DropoutKey, keyed_dropout
+
+
+def activation(x: Tensor, config: ModelConfig) -> Tensor:
+    """The model's one GELU: exact, or its tanh approximation."""
+    return F.gelu(x, approximate="none" if config.activation == "gelu" else "tanh")
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention. The rows of the fused projection are ordered (head, [q, k, v], D), so that shards
+    concatenate to the whole matrix whatever the tensor-parallel size."""
+
+    def __init__(self, config: ModelConfig, ctx: ParallelContext, backend: AttentionBackend, rows: RowKind) -> None:
+        super().__init__()
+        self._heads = config.num_attention_heads // ctx.tp_size
+        self._head_dim = config.head_dim
+        self._dropout = config.attention_dropout
+        self._attend = backend.kernel
+        self._rows = rows
+        self.linear_qkv = column_parallel_linear(config.hidden_size, 3 * config.hidden_size, ctx)
+        self.linear_proj = row_parallel_linear(config.hidden_size, config.hidden_size, ctx)
+
+    def forward(self, hidden_BSH: Tensor, segment_ids_BS: Tensor, key: DropoutKey | None) -> Tensor:
+        B, S, _ = hidden_BSH.shape
+        qkv_BSN3D = self.linear_qkv(hidden_BSH).view(B, S, self._heads, 3, self._head_dim)
+        q_BNSD, k_BNSD, v_BNSD = (part.transpose(1, 2) for part in qkv_BSN3D.unbind(dim=3))
+        context_BNSD = self._attend(q_BNSD, k_BNSD, v_BNSD, visible_mask(segment_ids_BS, self._rows), self._dropout,
+                                    key.sharded("attention") if key else None)
+        return self.linear_proj(context_BNSD.transpose(1, 2).reshape(B, S, self._heads * self._head_dim))
+
+
+class FeedForward(nn.Module):
+    """H -> F -> H with the model's activation."""
+
+    def __init__(self, config: ModelConfig, ctx: ParallelContext) -> None:
+        super().__init__()
+        self._config = config
+        self.linear_fc1 = column_parallel_linear(config.hidden_size, config.ffn_size, ctx)
+        self.linear_fc2 = row_parallel_linear(config.ffn_size, config.hidden_size, ctx)
+
+    def forward(self, hidden_BSH: Tensor) -> Tensor:
+        return self.linear_fc2(activation(self.linear_fc1(hidden_BSH), self._config))
+
+
+class TransformerLayer(nn.Module):
+    """Attention and feed-forward, each LayerNorm -> block -> dropout -> residual.
+
+    pre-LN (Megatron-LM): the residual starts before the LayerNorm. post-LN (the original BERT): it starts from the
+    LayerNorm's output, which is the original order with every LayerNorm counted one place later, so that both share
+    modules and names; the final LayerNorm is then the last layer's own.
+    """
+
+    def __init__(self, config: ModelConfig, ctx: ParallelContext, backend: AttentionBackend, rows: RowKind) -> None:
+        super().__init__()
+        self._dropout = config.hidden_dropout
+        self._post_norm = config.norm_placement == "post"
+        self.input_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layernorm_epsilon)
+        self.self_attention = SelfAttention(config, ctx, backend, rows)
+        self.pre_mlp_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layernorm_epsilon)
+        self.mlp = FeedForward(config, ctx)
+
+    def forward(self, inputs: StageTensors, key: DropoutKey | None = None) -> StageTensors:
+        hidden_BSH, segment_ids_BS, masked_positions_BP = inputs
+        normed_BSH = self.input_layernorm(hidden_BSH)
+        residual_BSH = normed_BSH if self._post_norm else hidden_BSH
+        block_BSH = self.self_attention(normed_BSH, segment_ids_BS, key)
+        hidden_BSH = residual_BSH + self._drop(block_BSH, key, "attention output")
+        normed_BSH = self.pre_mlp_layernorm(hidden_BSH)
+        residual_BSH = normed_BSH if self._post_norm else hidden_BSH
+        hidden_BSH = residual_BSH + self._drop(self.mlp(normed_BSH), key, "mlp output")
+        return hidden_BSH, segment_ids_BS, masked_positions_BP
+
+    def _drop(self, block_BSH: Tensor, key: DropoutKey | None, site: str) -> Tensor:
+        return keyed_dropout(block_BSH, self._dropout, key.replicated(site) if key else None)
