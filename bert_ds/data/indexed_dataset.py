@@ -17,19 +17,20 @@ Source of the format: Megatron-LM, megatron/core/datasets/indexed_dataset.py.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import shutil
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from bert_ds.errors import DataError
+from bert_ds.errors import DataError, UserError
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -40,6 +41,7 @@ LARGEST_UINT16_VOCABULARY = 65499
 
 _CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
 _HEADER = struct.Struct("<9sQBQQ")
+_SUFFIXES = (".bin", ".idx", ".documents")
 _BUFFER_BYTES = 1 << 20
 _CHUNK_SENTENCES = 1 << 20
 _SETTING = "--data-path"
@@ -63,7 +65,8 @@ class IndexedDatasetWriter:
 
     Everything goes to `<prefix>.bin.partial` and its like; `finalize` syncs them and renames `.bin`, then `.idx`. A
     writer that is killed, or left by an exception, leaves nothing that looks finished. As a context manager it
-    finalizes on a normal exit and discards otherwise.
+    finalizes on a normal exit and discards otherwise. Raises DataError when the files cannot be written, and
+    ValueError when lengths do not fit the tokens or a token does not fit `dtype`.
     """
 
     def __init__(self, prefix: str, dtype: np.dtype[np.generic] | type[np.generic]) -> None:
@@ -72,22 +75,26 @@ class IndexedDatasetWriter:
         self.num_tokens = 0
         self.num_sentences = 0
         self.num_documents = 0
-        Path(prefix).parent.mkdir(parents=True, exist_ok=True)
-        self._tokens = self._open(".bin")
-        self._index = self._open(".idx")
-        self._documents = self._open(".documents")
-        self._index.write(bytes(_HEADER.size))
-        self._documents.write(struct.pack("<q", 0))
+        with self._reporting_failures():
+            Path(prefix).parent.mkdir(parents=True, exist_ok=True)
+            self._tokens, self._index, self._documents = (
+                self._partial(suffix).open("wb", buffering=_BUFFER_BYTES) for suffix in _SUFFIXES)
+            self._index.write(bytes(_HEADER.size))
+            self._documents.write(struct.pack("<q", 0))
 
     def __enter__(self) -> IndexedDatasetWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  traceback: TracebackType | None) -> None:
-        if kind is None:
-            self.finalize()
-        else:
+        if kind is not None:
             self.discard()
+            return
+        try:
+            self.finalize()
+        except BaseException:
+            self.discard()
+            raise
 
     def add_document(self, tokens: NDArray[np.integer], lengths: NDArray[np.integer] | Sequence[int]) -> None:
         """Adds one document: its tokens back to back, and the length of each sentence. It may have no sentence."""
@@ -96,42 +103,51 @@ class IndexedDatasetWriter:
     def add_documents(self, tokens: NDArray[np.integer], lengths: NDArray[np.integer] | Sequence[int],
                       sentences_per_document: NDArray[np.integer] | Sequence[int]) -> None:
         """Adds several documents at once: all their tokens, all sentence lengths, and how many sentences each has."""
-        lengths_int32 = np.asarray(lengths, dtype="<i4")
+        stored = self._stored(np.asarray(tokens))
+        lengths = np.asarray(lengths, dtype="<i4")
         ends = np.cumsum(sentences_per_document, dtype="<i8")
-        assert int(lengths_int32.sum(dtype=np.int64)) == len(tokens), "sentence lengths must cover the tokens"
-        assert not len(ends) or ends[-1] == len(lengths_int32), "documents must cover the sentences"
-        self._tokens.write(self._stored(tokens).data)
-        self._index.write(lengths_int32.data)
-        self._documents.write((ends + self.num_sentences).data)
-        self.num_tokens += len(tokens)
-        self.num_sentences += len(lengths_int32)
+        if int(lengths.sum(dtype=np.int64)) != len(stored):
+            raise ValueError(f"sentence lengths sum to {lengths.sum(dtype=np.int64)}, not to {len(stored)} tokens")
+        if (int(ends[-1]) if len(ends) else 0) != len(lengths):
+            raise ValueError(f"the documents do not hold {len(lengths)} sentences: {sentences_per_document}")
+        with self._reporting_failures():
+            self._tokens.write(stored.data)
+            self._index.write(lengths.data)
+            self._documents.write((ends + self.num_sentences).data)
+        self.num_tokens += len(stored)
+        self.num_sentences += len(lengths)
         self.num_documents += len(ends)
 
     def finalize(self) -> None:
         """Completes the pair and gives it its name. An older pair of that name is replaced."""
-        self._documents.close()
-        self._write_pointers()
-        with self._partial(".documents").open("rb") as documents:
-            while block := documents.read(_BUFFER_BYTES):
-                self._index.write(block)
-        self._index.seek(0)
-        self._index.write(_HEADER.pack(MAGIC, VERSION, _CODES[self.dtype], self.num_sentences, self.num_documents + 1))
-        for file in (self._tokens, self._index):
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
-        # An older .idx must not describe the .bin that comes.
-        Path(f"{self.prefix}.idx").unlink(missing_ok=True)
-        for suffix in (".bin", ".idx"):
-            self._partial(suffix).replace(f"{self.prefix}{suffix}")
-        self._partial(".documents").unlink()
-        _sync_folder(Path(self.prefix).parent)
+        with self._reporting_failures():
+            self._complete_index()
+            for file in (self._tokens, self._index):
+                file.flush()
+                os.fsync(file.fileno())
+                file.close()
+            # An older .idx must not describe the .bin that comes.
+            Path(f"{self.prefix}.idx").unlink(missing_ok=True)
+            for suffix in (".bin", ".idx"):
+                self._partial(suffix).replace(f"{self.prefix}{suffix}")
+            self._partial(".documents").unlink()
+            _sync_folder(Path(self.prefix).parent)
 
     def discard(self) -> None:
         """Removes what was written."""
-        for suffix, file in ((".bin", self._tokens), (".idx", self._index), (".documents", self._documents)):
-            file.close()
+        for suffix, file in zip(_SUFFIXES, (self._tokens, self._index, self._documents), strict=True):
+            with contextlib.suppress(OSError):
+                file.close()
             self._partial(suffix).unlink(missing_ok=True)
+
+    def _complete_index(self) -> None:
+        """Appends pointers and document boundaries to the lengths and fills in the header."""
+        self._documents.close()
+        self._write_pointers()
+        with self._partial(".documents").open("rb") as documents:
+            shutil.copyfileobj(documents, self._index, _BUFFER_BYTES)
+        self._index.seek(0)
+        self._index.write(_HEADER.pack(MAGIC, VERSION, _CODES[self.dtype], self.num_sentences, self.num_documents + 1))
 
     def _write_pointers(self) -> None:
         self._index.flush()
@@ -146,17 +162,22 @@ class IndexedDatasetWriter:
                 offset = int(ends[-1])
 
     def _stored(self, tokens: NDArray[np.integer]) -> NDArray[np.generic]:
-        tokens = np.asarray(tokens)
         if tokens.dtype != self.dtype and len(tokens):
             limits = np.iinfo(self.dtype)  # type: ignore[type-var]
-            assert limits.min <= tokens.min() and tokens.max() <= limits.max, f"a token does not fit {self.dtype}"
+            if tokens.min() < limits.min or tokens.max() > limits.max:
+                raise ValueError(f"tokens {tokens.min()} to {tokens.max()} do not fit {self.dtype}")
         return np.ascontiguousarray(tokens, dtype=self.dtype.newbyteorder("<"))
-
-    def _open(self, suffix: str) -> BinaryIO:
-        return self._partial(suffix).open("wb", buffering=_BUFFER_BYTES)
 
     def _partial(self, suffix: str) -> Path:
         return Path(f"{self.prefix}{suffix}.partial")
+
+    @contextlib.contextmanager
+    def _reporting_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise DataError.of("--output-prefix", self.prefix, f"cannot be written ({error.strerror})",
+                               "name a folder that is writable and has free space") from error
 
 
 class IndexedDataset:
@@ -254,8 +275,8 @@ def _check_ends(dataset: IndexedDataset, bin_bytes: int) -> None:
         raise DataError.of(_SETTING, prefix, f"{prefix}.bin holds no token", "preprocess a text that is not empty")
 
 
-def _damaged(prefix: str, reason: str) -> DataError:
-    return DataError.of(_SETTING, prefix, reason, _REMAKE)  # type: ignore[return-value]
+def _damaged(prefix: str, reason: str) -> UserError:
+    return DataError.of(_SETTING, prefix, reason, _REMAKE)
 
 
 def _repair_of_missing(prefix: str) -> str:
@@ -278,10 +299,10 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True)
 def _first_bad_sentence(lengths: NDArray[np.int32], pointers: NDArray[np.int64], itemsize: int) -> int:
     """First sentence of negative length or not following its predecessor, or -1."""
-    expected = 0
+    expected = np.int64(0)
     for i in range(len(lengths)):
         if lengths[i] < 0 or pointers[i] != expected:
             return i
@@ -289,7 +310,7 @@ def _first_bad_sentence(lengths: NDArray[np.int32], pointers: NDArray[np.int64],
     return -1
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True)
 def _first_bad_document(boundaries: NDArray[np.int64]) -> int:
     """First document that ends before it begins, or -1."""
     for i in range(len(boundaries) - 1):

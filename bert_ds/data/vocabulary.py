@@ -18,8 +18,8 @@ PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]",
 CONTINUATION_PREFIX = "##"
 
 _SETTING = "--vocab-file"
-_REPAIR = ("give a WordPiece vocabulary as plain text, one token a line, such as bert-base-uncased's vocab.txt, or make "
-           "one with `python -m bert_ds.build_vocab`")
+_REPAIR = ("give a WordPiece vocabulary as plain text, one token a line, such as bert-base-uncased's vocab.txt, or "
+           "make one with `python -m bert_ds.build_vocab`")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def _is_json(text: str) -> bool:
 
 def _problems(tokens: tuple[str, ...], path: str) -> Iterator[Problem]:
     missing = [token for token in SPECIAL_TOKENS if token not in tokens]
-    if missing and all(token.endswith("\r") for token in tokens[:-1]):
+    if missing and tokens[0].endswith("\r"):
         yield Problem(_SETTING, path, "ends its lines with CR LF", "convert it to Unix line ends (dos2unix)")
         return
     if missing:
