@@ -1,6 +1,7 @@
 """Writes that survive a crash: every write, fsync and rename of a checkpoint or an export goes through this file.
 
-The order that makes a name on disk trustworthy: write the bytes under a temporary name, fsync the file, rename, fsync the folder.
+The order that makes a name on disk trustworthy: write the bytes under a temporary name, fsync the file, rename, fsync
+the folder.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def digest(path: Path) -> Digest:
 
 @contextmanager
 def os_errors_reported(setting: str, path: Path) -> Iterator[None]:
-    """Turns an OSError (no space, no permission, a lost disk) into a CheckpointError that names `setting` and `path`."""
+    """Turns an OSError (no space, no permission, a lost disk) into a CheckpointError with `setting` and `path`."""
     try:
         yield
     except OSError as error:

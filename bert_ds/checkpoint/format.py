@@ -5,10 +5,10 @@
     SAVE/iter_0000100/vocab.txt            the vocabulary of the run
     SAVE/iter_0000100/rank_00000.safetensors ...
 
-A rank's file holds 1-D fp32 tensors under the key `{kind}/{logical name}`. Each is a flat range [start, stop) of one
-tensor-parallel piece of the parameter (piece `tp_index` of `tp_count` equal ones along the cut dimension, flattened row by row);
-`weight` is the fp32 master, `exp_avg` and `exp_avg_sq` are Adam's moments. A replicated parameter is its own only piece.
-Names, shapes and cuts do not depend on the layout that saved them, so any layout can read the ranges that it needs.
+A rank's file holds 1-D fp32 tensors under the key `{kind}/{logical name}`: `weight` is the fp32 master, `exp_avg` and
+`exp_avg_sq` are Adam's moments. Each is a flat range [start, stop) of one tensor-parallel piece of the parameter: of
+piece `tp_index` of `tp_count` equal ones along the cut dimension, flattened row by row. A replicated parameter is its
+own only piece. Names and shapes do not depend on the layout, so any layout can read the ranges that it needs.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class ParameterRecord:
-    """A parameter as one process would hold it. The cut dimension is 0, 1 or None (every tensor-parallel rank has all of it)."""
+    """A parameter as one process would hold it; the cut dimension is 0, 1 or None, where every rank has all of it."""
 
     shape: tuple[int, ...]
     cut_dim: int | None = None
@@ -226,7 +226,7 @@ def _coverage_problem(parameter: ParameterRecord, records: Iterable[SliceRecord]
     if len(counts) != 1:
         return f"is cut in different ways: {sorted(counts)} pieces" if counts else "was not saved"
     (count,) = counts
-    if count != parameter.pieces(count) or (parameter.cut_dim is not None and parameter.shape[parameter.cut_dim] % count):
+    if parameter.shape[parameter.cut_dim] % count if parameter.cut_dim is not None else count > 1:
         return f"cannot be cut into {count} pieces along dimension {parameter.cut_dim}"
     for index in range(count):
         end = 0

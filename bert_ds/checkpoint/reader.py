@@ -1,4 +1,4 @@
-"""Reading a checkpoint: finding a whole one, and any range of any cut of any parameter from whichever layout saved it."""
+"""Reading a checkpoint: finding a whole one, and any range of any cut of any parameter, whichever layout saved it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from bert_ds.checkpoint import files
 from bert_ds.checkpoint.format import (
-    KINDS,
     LATEST_FILE,
     MANIFEST_FILE,
     REPLACED,
@@ -212,17 +211,18 @@ def _candidates(load_dir: Path) -> list[Path]:
     """Folders that may be checkpoints: the one `latest` names, then all by step, the newest first."""
     if not load_dir.is_dir():
         return []
-    steps = {
-        path: (step, path.name)
-        for path in load_dir.iterdir()
-        if path.is_dir() and (step := step_of(path.name.removesuffix(REPLACED))) is not None
-    }
-    newest_first = sorted(steps, key=lambda path: (steps[path][0], not path.name.endswith(REPLACED)), reverse=True)
+    found = [path for path in load_dir.iterdir() if path.is_dir() and _age(path)[0] is not None]
+    newest_first = sorted(found, key=_age, reverse=True)
     tag = _latest_tag(load_dir)
     if tag is None:
         return newest_first
     named = load_dir / tag
     return [named, *(path for path in newest_first if path != named)]
+
+
+def _age(folder: Path) -> tuple[int | None, bool]:
+    """Sorts by step; a folder that was about to be replaced comes before its successor."""
+    return step_of(folder.name.removesuffix(REPLACED)), not folder.name.endswith(REPLACED)
 
 
 def _latest_tag(load_dir: Path) -> str | None:

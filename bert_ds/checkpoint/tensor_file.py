@@ -1,8 +1,8 @@
 """Safetensors files written tensor by tensor, so that a file may be far larger than memory.
 
-The container (https://huggingface.co/docs/safetensors): the header's length as an unsigned 64-bit little-endian number, the header
-as JSON `{name: {dtype, shape, data_offsets}, "__metadata__": {str: str}}` padded with spaces to a multiple of 8, then the data.
-The `safetensors` library reads these files; its own writer needs every tensor of a file at once.
+The container (https://huggingface.co/docs/safetensors): the header's length as an unsigned 64-bit little-endian number,
+the header as JSON `{name: {dtype, shape, data_offsets}, "__metadata__": {str: str}}` padded with spaces to a multiple
+of 8, then the data. The `safetensors` library reads these files; its own writer needs every tensor of a file at once.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _buffers(
     yield _header(specs, metadata)
     for spec, tensor in zip(specs, tensors, strict=True):
         assert (tuple(tensor.shape), tensor.dtype) == (spec.shape, spec.dtype), spec.name
-        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        yield memoryview(content.numpy())
+        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        yield content.data
 
 
 def _header(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> bytes:

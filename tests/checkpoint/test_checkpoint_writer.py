@@ -1,0 +1,167 @@
+"""A save that dies at any write, sync or rename leaves the former checkpoint or the whole of the next one."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bert_ds.checkpoint import files
+from bert_ds.checkpoint.format import Manifest, SliceRecord, step_of, tag_for
+from bert_ds.checkpoint.reader import Checkpoint, find_latest
+from bert_ds.checkpoint.tensor_file import TensorSpec, write_tensor_file
+from bert_ds.checkpoint.writer import TensorSlice, commit, prepare_folder, write_rank_file
+from bert_ds.errors import CheckpointError
+from tests.checkpoint.saved_checkpoints import Layout, content_of, model_config, random_tensors, save
+
+CONFIG = model_config(num_layers=1)
+OLD, NEW = random_tensors(CONFIG, seed=1), random_tensors(CONFIG, seed=2)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing but a `finally` runs after it."""
+
+
+def die_at(monkeypatch: pytest.MonkeyPatch, point: int) -> list[str]:
+    """Lets the writer die at its `point`-th touch of the disk; returns the list of touches."""
+    touches: list[str] = []
+
+    def deadly(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def touch(*arguments: Any, **keywords: Any) -> Any:
+            touches.append(name)
+            if len(touches) > point:
+                raise Killed(name)
+            return real(*arguments, **keywords)
+
+        return touch
+
+    for module, name in ((os, "fsync"), (os, "replace"), (shutil, "rmtree")):
+        monkeypatch.setattr(module, name, deadly(name, getattr(module, name)))
+    monkeypatch.setattr(files, "_pieces", deadly("write", files._pieces))
+    return touches
+
+
+@pytest.mark.parametrize("new_step", [200, 100], ids=["next step", "same step again"])
+def test_dying_at_any_point_strands_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_step: int
+) -> None:
+    point, finished, seen = 0, False, set()
+    while not finished:
+        root = tmp_path / str(point)
+        save(root, CONFIG, OLD, step=100, layout=Layout(tp=2))
+        with monkeypatch.context() as patch:
+            die_at(patch, point)
+            try:
+                save(root, CONFIG, NEW, step=new_step, layout=Layout(tp=2))
+                finished = True
+            except Killed:
+                pass
+        folder = find_latest(root, verify_hashes=True)
+        assert folder is not None
+        weight = Checkpoint.open(folder).read_full("weight", "output_layer.bias")
+        is_new = torch.equal(weight, NEW["weight/output_layer.bias"])
+        assert is_new or torch.equal(weight, OLD["weight/output_layer.bias"])
+        assert is_new or not finished
+        seen.add(is_new)
+        save(root, CONFIG, NEW, step=300, layout=Layout(dp=2))
+        assert find_latest(root) == root / "iter_0000300"
+        assert not list(root.glob("*.incomplete"))
+        point += 1
+    assert seen == {True, False}
+    assert point > 15
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    save(tmp_path, CONFIG, OLD)
+    folder = save(tmp_path, CONFIG, NEW, layout=Layout(tp=2, dp=2))
+    weight = Checkpoint.open(folder).read_full("weight", "output_layer.bias")
+    assert torch.equal(weight, NEW["weight/output_layer.bias"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["iter_0000100", "latest", "vocabulary-of-the-run.txt"]
+    assert (tmp_path / "latest").read_text() == "iter_0000100\n"
+
+
+def test_a_full_disk_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, CONFIG, OLD)
+    before = content_of(tmp_path)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CheckpointError, match=r"output\.save=.*No space left on device.*Fix: "):
+        save(tmp_path, CONFIG, NEW, step=200)
+    kept = {path: sha for path, sha in content_of(tmp_path).items() if ".incomplete" not in path}
+    assert kept == before
+
+
+def test_a_checkpoint_with_a_hole_is_never_committed(tmp_path: Path) -> None:
+    manifest = Checkpoint.open(save(tmp_path, CONFIG, OLD, layout=Layout(tp=2, dp=2))).manifest
+    name = "encoder.layers.0.mlp.linear_fc1.weight"
+
+    def with_slices(change: Callable[[str, SliceRecord], SliceRecord | None]) -> Manifest:
+        changed = [dataclasses.replace(file, slices={
+            key: kept for key, record in file.slices.items() if (kept := change(key, record)) is not None
+        }) for file in manifest.files]
+        return dataclasses.replace(manifest, files=tuple(changed))
+
+    def shortened(key: str, record: SliceRecord) -> SliceRecord:
+        return dataclasses.replace(record, stop=record.stop - 1) if key == f"weight/{name}" else record
+
+    def without_a_moment(key: str, record: SliceRecord) -> SliceRecord | None:
+        return None if key == f"exp_avg/{name}" else record
+
+    prepare_folder(tmp_path, tag_for(200))
+    holes = (
+        (with_slices(shortened), rf"weight/{name}=\[40, 24\]: piece 0 of 2 is saved up to element \d+ of 480 only"),
+        (with_slices(without_a_moment), f"exp_avg/{name}=.*was not saved"),
+        (dataclasses.replace(manifest, files=()), "hold no weights"),
+        (dataclasses.replace(manifest, parameters={}), f"weight/{name}=saved: is no parameter"),
+    )
+    for broken, message in holes:
+        with pytest.raises(CheckpointError, match=message):
+            commit(tmp_path, tag_for(200), broken)
+    assert find_latest(tmp_path) == tmp_path / tag_for(100)
+
+
+def test_the_manifest_survives_json(tmp_path: Path) -> None:
+    manifest = Checkpoint.open(save(tmp_path, CONFIG, OLD, layout=Layout(tp=2, pp=2, dp=2))).manifest
+    assert Manifest.from_json(manifest.to_json()) == manifest
+    assert manifest.to_json() == (tmp_path / tag_for(100) / "checkpoint.json").read_bytes()
+
+
+def test_ranges_are_recorded_and_empty_ones_left_out(tmp_path: Path) -> None:
+    folder = prepare_folder(tmp_path, tag_for(1))
+    record = write_rank_file(folder, 3, [
+        TensorSlice("weight", "a", 1, 2, 4, 7, torch.arange(3.0)),
+        TensorSlice("weight", "b", 0, 1, 5, 5, torch.empty(0)),
+    ])
+    assert record.name == "rank_00003.safetensors"
+    assert record.slices == {"weight/a": SliceRecord(1, 2, 4, 7)}
+    assert files.Digest(record.bytes, record.sha256) == files.digest(folder / record.name)
+    assert torch.equal(load_file(folder / record.name)["weight/a"], torch.arange(3.0))
+
+
+def test_our_tensor_files_are_read_by_safetensors(tmp_path: Path) -> None:
+    tensors = {"half": torch.randn(3, 5).half(), "é": torch.randn(7).bfloat16(), "one": torch.tensor(2.5).double(),
+               "turned": torch.randn(4, 6).t(), "none": torch.empty(0, 3)}
+    specs = [TensorSpec(name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()]
+    write_tensor_file(tmp_path / "x.safetensors", specs, tensors.values(), {"format": "pt"})
+    loaded = load_file(tmp_path / "x.safetensors")
+    assert loaded.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert loaded[name].dtype == tensor.dtype
+        assert torch.equal(loaded[name], tensor)
+
+
+@pytest.mark.parametrize(("tag", "step"), [("iter_0000100", 100), ("iter_12345678", 12345678), ("iter_100", None),
+                                           ("iter_0000100.incomplete", None), ("", None)])
+def test_tags(tag: str, step: int | None) -> None:
+    assert step_of(tag) == step
+    assert step is None or tag_for(step) == tag
