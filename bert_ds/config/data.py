@@ -21,6 +21,7 @@ class DataConfig:
     vocab_file: str = "data/vocab.txt"
     """WordPiece vocabulary, one token a line; the line number is the id."""
     tokenizer_type: Literal["BertWordPieceLowerCase", "BertWordPieceCase"] = "BertWordPieceLowerCase"
+    """Whether the vocabulary is lower-cased; must be what the data were made with."""
     split: str = "949,50,1"
     """Shares of the documents for training, validation and test, in the order of the file."""
     mask_prob: float = 0.15

@@ -18,9 +18,13 @@ class LossScaleConfig:
     loss_scale: float = 0.0
     """0 scales dynamically, any other value is used as it stands."""
     initial_scale_power: int = 16
+    """The first dynamic scale is 2 to this power."""
     loss_scale_window: int = 1000
+    """Updates without overflow after which the scale doubles."""
     hysteresis: int = 2
+    """Overflows within a window of which the last halves the scale."""
     min_loss_scale: float = 1.0
+    """Floor of the dynamic scale."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +43,7 @@ class EngineConfig:
     """Peak learning rate of AdamW."""
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+    """Added to the root of AdamW's second moment."""
     weight_decay: float = 0.01
     """Decay of weights with two dimensions; biases and LayerNorms have none."""
     loss_scaling: LossScaleConfig = field(default_factory=LossScaleConfig)

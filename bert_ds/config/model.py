@@ -38,6 +38,7 @@ class ModelConfig:
     attention_dropout: float = 0.1
     """Dropout of the attention probabilities."""
     layernorm_epsilon: float = 1e-5
+    """Added to the variance in every LayerNorm."""
     init_method_std: float = 0.02
     """Standard deviation of the initial weights; those that close a residual branch get it / sqrt(2 x num_layers)."""
     norm_placement: Literal["pre", "post"] = "pre"

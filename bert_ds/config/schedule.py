@@ -17,20 +17,25 @@ class ScheduleConfig:
     """Lengths are in iterations, that is global batches. The peak learning rate belongs to the DeepSpeed JSON."""
 
     train_iters: int
+    """Iterations to train."""
     seed: int = 1234
     """Seed of the initial weights, the sample order, the masks and the dropout."""
     lr_decay_style: Literal["linear", "cosine", "constant", "inverse-square-root", "WSD"] = "linear"
+    """Curve from the peak learning rate to min_lr; WSD is constant until its final decay."""
     lr_decay_iters: int | None = None
     """Iteration at which min_lr is reached; None means train_iters."""
     lr_warmup_fraction: float | None = None
     """Warm-up as a share of lr_decay_iters; excludes lr_warmup_iters."""
     lr_warmup_iters: int = 0
+    """Iterations over which the learning rate rises to its peak; excludes lr_warmup_fraction."""
     lr_warmup_init: float = 0.0
     """Learning rate at the first update."""
     min_lr: float = 0.0
+    """Learning rate at the end of the decay and after it."""
     lr_wsd_decay_iters: int = 0
     """Iterations of the final decay of WSD."""
     lr_wsd_decay_style: Literal["linear", "cosine", "exponential", "minus_sqrt"] = "exponential"
+    """Curve of the final decay of WSD."""
     eval_interval: int | None = None
     """Iterations between evaluations; None means never."""
     eval_iters: int = 10

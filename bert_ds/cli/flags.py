@@ -1,0 +1,172 @@
+"""The table of flags. Names are Megatron-LM's where Megatron has the setting; type, default and help are the field's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bert_ds.cli.coerce import WrongTypeError
+
+TAKES_VALUE = object()
+"""Marks a flag whose value follows it; any other constant is what the bare flag means."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """One flag and the setting that it overrides."""
+
+    name: str
+    setting: str
+    constant: Any = TAKES_VALUE
+    item: int | None = None
+    """Place within a setting of several values: --adam-beta2 is the second of `engine.betas`."""
+    convert: Callable[[str], Any] | None = None
+    """From the flag's unit to the setting's."""
+    displaces: str | None = None
+    """Another setting that means the same and loses its value from a file."""
+    help: str = ""
+    """Only where the documentation of the field does not fit the flag."""
+
+
+def power_of_two(text: str) -> int:
+    """The exponent of a loss scale that is a power of two."""
+    try:
+        scale = float(text)
+    except ValueError:
+        scale = 0.0
+    if not (scale >= 1 and math.frexp(scale)[0] == 0.5):
+        raise WrongTypeError("a power of two such as 65536")
+    return math.frexp(scale)[1] - 1
+
+
+MODEL_FLAGS = (
+    Flag(name="--num-layers", setting="model.num_layers"),
+    Flag(name="--hidden-size", setting="model.hidden_size"),
+    Flag(name="--num-attention-heads", setting="model.num_attention_heads"),
+    Flag(name="--ffn-hidden-size", setting="model.ffn_hidden_size"),
+    Flag(name="--seq-length", setting="model.seq_length"),
+    Flag(name="--max-position-embeddings", setting="model.max_position_embeddings"),
+    Flag(name="--make-vocab-size-divisible-by", setting="model.make_vocab_size_divisible_by"),
+    Flag(name="--hidden-dropout", setting="model.hidden_dropout"),
+    Flag(name="--attention-dropout", setting="model.attention_dropout"),
+    Flag(name="--norm-epsilon", setting="model.layernorm_epsilon"),
+    Flag(name="--layernorm-epsilon", setting="model.layernorm_epsilon"),
+    Flag(name="--init-method-std", setting="model.init_method_std"),
+    Flag(name="--norm-placement", setting="model.norm_placement"),
+    Flag(name="--activation", setting="model.activation"),
+    Flag(name="--bert-no-binary-head", setting="model.binary_head", constant=False,
+         help="Masked-LM loss only: no sentence-order head, no pooler, no token types."),
+    Flag(name="--attention-backend", setting="model.attention_backend"),
+)
+
+PARALLEL_FLAGS = (
+    Flag(name="--tensor-model-parallel-size", setting="parallel.tensor_model_parallel_size"),
+    Flag(name="--pipeline-model-parallel-size", setting="parallel.pipeline_model_parallel_size"),
+)
+
+DATA_FLAGS = (
+    Flag(name="--data-path", setting="data.data_path"),
+    Flag(name="--vocab-file", setting="data.vocab_file"),
+    Flag(name="--tokenizer-type", setting="data.tokenizer_type"),
+    Flag(name="--split", setting="data.split"),
+    Flag(name="--mask-prob", setting="data.mask_prob"),
+    Flag(name="--short-seq-prob", setting="data.short_seq_prob"),
+    Flag(name="--data-cache-path", setting="data.data_cache_path"),
+    Flag(name="--num-workers", setting="data.num_workers"),
+    Flag(name="--rows-are-full", setting="data.rows_are_full", constant=True),
+)
+
+ENGINE_FLAGS = (
+    Flag(name="--micro-batch-size", setting="engine.micro_batch_size"),
+    Flag(name="--global-batch-size", setting="engine.global_batch_size"),
+    Flag(name="--fp16", setting="engine.precision", constant="fp16", help="Half precision with loss scaling."),
+    Flag(name="--bf16", setting="engine.precision", constant="bf16", help="bfloat16, gradients summed in fp32."),
+    Flag(name="--fp32", setting="engine.precision", constant="fp32", help="Single precision."),
+    Flag(name="--accumulate-allreduce-grads-in-fp32", setting="engine.grad_accum_dtype", constant="fp32",
+         help="Sum the gradients of micro-batches in fp32; bf16 runs always do."),
+    Flag(name="--zero-stage", setting="engine.zero_stage",
+         help="ZeRO stage: 1 shards the optimizer state over the data-parallel ranks, 0 does not."),
+    Flag(name="--use-distributed-optimizer", setting="engine.zero_stage", constant=1,
+         help="Megatron's name for ZeRO stage 1."),
+    Flag(name="--clip-grad", setting="engine.gradient_clipping"),
+    Flag(name="--lr", setting="engine.lr"),
+    Flag(name="--adam-beta1", setting="engine.betas", item=0, help="Decay of AdamW's first moment."),
+    Flag(name="--adam-beta2", setting="engine.betas", item=1, help="Decay of AdamW's second moment."),
+    Flag(name="--adam-eps", setting="engine.eps"),
+    Flag(name="--weight-decay", setting="engine.weight_decay"),
+    Flag(name="--loss-scale", setting="loss_scaling.loss_scale"),
+    Flag(name="--initial-loss-scale", setting="loss_scaling.initial_scale_power", convert=power_of_two,
+         help="First dynamic loss scale, a power of two."),
+    Flag(name="--min-loss-scale", setting="loss_scaling.min_loss_scale"),
+    Flag(name="--loss-scale-window", setting="loss_scaling.loss_scale_window"),
+    Flag(name="--hysteresis", setting="loss_scaling.hysteresis"),
+    Flag(name="--recompute-num-layers", setting="engine.activation_checkpoint_interval"),
+)
+
+SCHEDULE_FLAGS = (
+    Flag(name="--train-iters", setting="schedule.train_iters"),
+    Flag(name="--seed", setting="schedule.seed"),
+    Flag(name="--lr-decay-style", setting="schedule.lr_decay_style"),
+    Flag(name="--lr-decay-iters", setting="schedule.lr_decay_iters"),
+    Flag(name="--lr-warmup-fraction", setting="schedule.lr_warmup_fraction", displaces="schedule.lr_warmup_iters"),
+    Flag(name="--lr-warmup-iters", setting="schedule.lr_warmup_iters", displaces="schedule.lr_warmup_fraction"),
+    Flag(name="--lr-warmup-init", setting="schedule.lr_warmup_init"),
+    Flag(name="--min-lr", setting="schedule.min_lr"),
+    Flag(name="--lr-wsd-decay-iters", setting="schedule.lr_wsd_decay_iters"),
+    Flag(name="--lr-wsd-decay-style", setting="schedule.lr_wsd_decay_style"),
+    Flag(name="--eval-interval", setting="schedule.eval_interval"),
+    Flag(name="--eval-iters", setting="schedule.eval_iters"),
+    Flag(name="--loss-normalization", setting="schedule.loss_normalization"),
+    Flag(name="--exit-interval", setting="schedule.exit_interval"),
+    Flag(name="--deterministic-mode", setting="schedule.deterministic_mode", constant=True),
+)
+
+OUTPUT_FLAGS = (
+    Flag(name="--save", setting="output.save"),
+    Flag(name="--load", setting="output.load"),
+    Flag(name="--save-interval", setting="output.save_interval"),
+    Flag(name="--tensorboard-dir", setting="output.tensorboard_dir"),
+    Flag(name="--log-interval", setting="output.log_interval"),
+)
+
+GROUPS: dict[str, tuple[Flag, ...]] = {
+    "model (recipe)": MODEL_FLAGS,
+    "layout (recipe)": PARALLEL_FLAGS,
+    "data (recipe)": DATA_FLAGS,
+    "batch, precision and optimizer (DeepSpeed JSON)": ENGINE_FLAGS,
+    "schedule (recipe)": SCHEDULE_FLAGS,
+    "output (recipe)": OUTPUT_FLAGS,
+}
+FLAGS = tuple(flag for group in GROUPS.values() for flag in group)
+
+WITHOUT_EFFECT: dict[str, str] = {
+    "--use-mcore-models": "there is one implementation of the model",
+    "--use-cpu-initialization": "initial weights are always drawn from the seed, the same on every device",
+    "--no-gradient-accumulation-fusion": "nothing is fused into gradient accumulation",
+    "--no-async-tensor-model-parallel-allreduce": "tensor-parallel reductions are not overlapped",
+    "--no-bias-gelu-fusion": "the compiler decides about fusion",
+    "--no-bias-dropout-fusion": "the compiler decides about fusion",
+    "--no-masked-softmax-fusion": "--attention-backend decides who computes the softmax",
+    "--attention-softmax-in-fp32": "the softmax is always computed in fp32",
+    "--exit-signal-handler": "SIGTERM and SIGINT always save a checkpoint before the run ends",
+}
+"""Flags of Megatron-LM without a value that change nothing here, with the reason."""
+
+REFUSED: dict[str, tuple[str, str]] = {
+    "--train-samples": ("lengths are in iterations", "give --train-iters, samples / global batch size"),
+    "--lr-decay-samples": ("lengths are in iterations", "give --lr-decay-iters, samples / global batch size"),
+    "--lr-warmup-samples": ("lengths are in iterations", "give --lr-warmup-iters, samples / global batch size"),
+    "--vocab-size": ("the vocabulary file decides", "give --vocab-file"),
+    "--kv-channels": ("heads share hidden_size evenly", "choose --num-attention-heads"),
+    "--recompute-granularity": ("whole layers are recomputed", "give --recompute-num-layers 1"),
+    "--recompute-method": ("layers are recomputed in groups of equal size", "give --recompute-num-layers 1"),
+    "--optimizer": ("the optimizer is AdamW", "leave it out"),
+    "--untie-embeddings-and-output-weights": ("the output layer is tied to the word table", "leave it out"),
+    "--context-parallel-size": ("a row is not cut over ranks", "use --tensor-model-parallel-size"),
+    "--data-parallel-size": ("it is the world size / (tensor x pipeline)", "start more or fewer ranks"),
+    "--gradient-accumulation-steps": ("it follows from the batch sizes",
+                                      "give --global-batch-size, micro batch x data-parallel size x accumulation"),
+}
+"""Flags with a value that other programs know and that cannot be served: the reason and what to use instead."""

@@ -1,0 +1,67 @@
+"""Values on their way to a RunConfig, each with the place it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from bert_ds.cli.coerce import WrongTypeError, coerce
+from bert_ds.cli.fields import type_of
+from bert_ds.errors import Problem
+
+DEFAULT = "default"
+"""Origin of a value that nobody gave."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """One value that somebody gave."""
+
+    value: Any
+    origin: str
+    """File or flag."""
+    written: str
+    """Name of the setting there: `schedule.train_iters`, `optimizer.params.lr`, `--lr`."""
+
+
+@dataclass
+class Settings:
+    """Values by dotted name, what is wrong with them, and the remarks that the log shows."""
+
+    values: dict[str, Given] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    def give(self, setting: str, value: object, *, origin: str, written: str) -> None:
+        """Sets a value coming from a file; one of the wrong type becomes a problem."""
+        for good in self.checked(setting, value, f"{origin}: {written}"):
+            self.values[setting] = Given(value=good, origin=origin, written=written)
+
+    def checked(self, setting: str, value: object, place: str) -> Iterator[Any]:
+        """The value in the setting's type; nothing, and a problem, when it cannot be."""
+        try:
+            yield coerce(value, type_of(setting))
+        except WrongTypeError as wrong:
+            self.problems.append(Problem(place, value, f"is not {wrong}", f"give {wrong}"))
+
+    def override(self, setting: str, value: Any, flag: str) -> None:
+        """Sets a value coming from a flag, with a remark when it differs from what a file says."""
+        before = self.values.get(setting)
+        if before is not None and before.value != value:
+            self.remarks.append(f"{flag} {show(value)} overrides {before.written}={show(before.value)} "
+                                f"of {before.origin}")
+        self.values[setting] = Given(value=value, origin=flag, written=flag)
+
+    def is_from_flag(self, setting: str) -> bool:
+        given = self.values.get(setting)
+        return given is not None and given.origin == given.written
+
+
+def show(value: object) -> str:
+    """A value as a user would write it."""
+    if isinstance(value, tuple | list):
+        return " ".join(map(show, value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "none" if value is None else str(value)
