@@ -81,6 +81,7 @@ setup(
         "tensorboard",
         "tokenizers>=0.20",
         "torch>=2.6",
+        "tqdm",
     ],
     extras_require=EXTRAS,
     cmdclass={"build_py": BuildWithShippedFiles},
