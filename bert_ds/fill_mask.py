@@ -6,7 +6,6 @@ nobody knows. The model is loaded by Hugging Face transformers alone, from a fol
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import sys
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bert_ds.cli.command_parser import CommandParser
 from bert_ds.errors import EXIT_DONE, ConfigError, run_command
 
 HIDDEN = re.compile(r"\[([^\[\]]+)\]")
@@ -121,9 +121,13 @@ def describe(text: str, guesses: Sequence[Guess]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    return run_command(lambda: _run(argv))
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    parser = CommandParser(
         prog="python -m bert_ds.fill_mask",
         description="Lets an exported model guess the words in [square brackets], loaded by Hugging Face transformers.",
     )
@@ -131,8 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--text", action="append", required=True, metavar="TEXT",
                         help="text with the words to hide in [square brackets]; may be given several times")
     parser.add_argument("--top", type=int, default=5, metavar="N",
-                        help="guesses shown for each hidden word (default: %(default)s)")
-    options = parser.parse_args(arguments)
+                        help="guesses shown for each hidden word")
+    options = parser.parse_command(argv)
     if options.top < 1:
         raise ConfigError.of("--top", options.top, "must be at least 1", "use 5")
     model = load_model(options.model)
@@ -142,4 +146,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(main())

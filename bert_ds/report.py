@@ -6,7 +6,6 @@ A run is a TensorBoard folder of `pretrain`, or its `metrics.jsonl`: one JSON ob
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -18,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
+from bert_ds.cli.command_parser import CommandParser
 from bert_ds.errors import EXIT_DONE, DataError, run_command
 
 if TYPE_CHECKING:
@@ -309,14 +309,18 @@ def table(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m bert_ds.report", description=__doc__.splitlines()[0])
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    return run_command(lambda: _run(argv))
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    parser = CommandParser(prog="python -m bert_ds.report", description="Draws what runs logged, side by side.")
     parser.add_argument("run", nargs="+", type=Path, metavar="RUN",
                         help=f"TensorBoard folder of a run, or its {METRICS_FILE}")
     parser.add_argument("--output", type=Path, default=Path("loss.png"), metavar="FILE",
-                        help="picture to write: .png, .svg or .pdf (default: %(default)s)")
-    options = parser.parse_args(arguments)
+                        help="picture to write: .png, .svg or .pdf")
+    options = parser.parse_command(argv)
     runs = [read_run(path) for path in options.run]
     write_picture(runs, options.output)
     print(table(runs))
@@ -325,4 +329,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(main())
