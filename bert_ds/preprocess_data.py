@@ -78,30 +78,33 @@ def _parser() -> CommandParser:
     files = parser.add_argument_group("files")
     files.add_argument("--input", nargs="+", required=True, metavar="FILE",
                        help="text in JSON lines or plain text (blank lines separate documents), gzipped or not")
-    files.add_argument("--input-format", choices=INPUT_FORMATS, default="auto", help="auto looks at name and content")
+    files.add_argument("--input-format", choices=INPUT_FORMATS, default="auto",
+                       help="auto (the default) looks at name and content")
     files.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY",
-                       help="keys whose texts are used; each becomes a dataset of its own")
+                       help="keys whose texts are used, each for a dataset of its own (default: text)")
     files.add_argument("--output-prefix", required=True, metavar="PREFIX",
                        help="writes PREFIX_KEY_sentence.bin, .idx and .json (_document without --split-sentences)")
     files.add_argument("--on-error", choices=ON_ERROR, default="stop",
-                       help="what to do with a record that cannot be used: broken JSON, a missing key, no UTF-8")
+                       help="what to do with a record that cannot be used: broken JSON, a missing key, no UTF-8 "
+                            "(default: %(default)s)")
 
     tokens = parser.add_argument_group("tokens")
     tokens.add_argument("--vocab-file", required=True, metavar="FILE", help="WordPiece vocabulary, one token a line")
     tokens.add_argument("--tokenizer-type", choices=TOKENIZER_TYPES, default=TOKENIZER_TYPES[0],
-                        help="the first lowers case and strips accents")
+                        help="the first, which is the default, lowers case and strips accents")
     tokens.add_argument("--max-word-length", type=int, default=MAX_WORD_LENGTH, metavar="N",
-                        help="longer words become [UNK]; Megatron-LM up to 0.16 used 200")
+                        help="longer words become [UNK]; Megatron-LM up to 0.16 used 200 (default: %(default)s)")
     tokens.add_argument("--split-sentences", action="store_true", help="split documents into sentences, as BERT needs")
     tokens.add_argument("--sentence-splitter", choices=SPLITTERS, default=SPLITTERS[0],
-                        help="newline takes every line for a sentence")
+                        help="newline takes every line for a sentence (default: %(default)s)")
     tokens.add_argument("--append-eod", action="store_true", help="close every document with [SEP]")
 
     work = parser.add_argument_group("work")
     work.add_argument("--workers", type=int, default=1, metavar="N",
-                      help="processes; the output is the same for any number of them")
+                      help="processes; the output is the same for any number of them (default: %(default)s)")
     work.add_argument("--log-interval", type=int, default=1000, metavar="N",
-                      help="documents between progress lines, at most one line every five seconds")
+                      help="documents between progress lines, at most one line every five seconds "
+                           "(default: %(default)s)")
     return parser
 
 

@@ -14,8 +14,7 @@ class CommandParser(argparse.ArgumentParser):
     """`argparse` that takes flags in full only and answers a misspelt one with the nearest there is."""
 
     def __init__(self, *, prog: str, description: str) -> None:
-        super().__init__(prog=prog, description=description, allow_abbrev=False,
-                         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        super().__init__(prog=prog, description=description, allow_abbrev=False)
 
     def parse_command(self, argv: Sequence[str] | None) -> argparse.Namespace:
         """Parses `argv`, or the process's own arguments. Raises ConfigError for unknown flags."""

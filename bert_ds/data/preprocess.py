@@ -1,4 +1,7 @@
-"""From raw text to indexed datasets: read, split into sentences, tokenise, write; in order, for any number of workers."""
+"""From raw text to indexed datasets: read, split into sentences, tokenise, write.
+
+The output is the same for any number of worker processes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing
@@ -21,7 +24,7 @@ from numpy.typing import NDArray
 
 from bert_ds.data.dataset_metadata import DatasetMetadata, metadata_path
 from bert_ds.data.indexed_dataset import IndexedDatasetWriter
-from bert_ds.data.sentences import SentenceSplitter, SplittingFailed, sentence_splitter
+from bert_ds.data.sentences import SentenceSplitter, SplittingError, sentence_splitter
 from bert_ds.data.text_sources import BadRecord, BadRecords, Chunk, Document, TextSources
 from bert_ds.data.tokenizer import MAX_WORD_LENGTH, WordPieceTokenizer
 from bert_ds.data.vocabulary import SEP, Vocabulary
@@ -88,7 +91,7 @@ class PreprocessedDataset:
 class EncodedDocuments:
     """The documents of one chunk and key, as the writer takes them."""
 
-    tokens: NDArray[np.generic]
+    tokens: NDArray[np.integer]
     """[tokens], all sentences back to back."""
     lengths: NDArray[np.int32]
     """[sentences], tokens of each."""
@@ -177,7 +180,7 @@ class DocumentEncoder:
     def _encoded_texts(self, document: Document) -> list[list[bytes]] | BadRecord:
         try:
             return [self._encoded_sentences(text) for text in document.texts]
-        except SplittingFailed as error:
+        except SplittingError as error:
             return BadRecord(document.location, str(error), "use another --sentence-splitter")
 
     def _encoded_sentences(self, text: str) -> list[bytes]:
@@ -209,7 +212,8 @@ class _Counts:
         self.unknown_tokens += documents.unknown_tokens
 
 
-def _encoded_chunks(encoder: DocumentEncoder, sources: TextSources, workers: int) -> Iterator[EncodedChunk]:
+def _encoded_chunks(encoder: DocumentEncoder, sources: TextSources,
+                    workers: int) -> Generator[EncodedChunk, None, None]:
     """The encoded chunks in the order of the input."""
     if workers == 1:
         yield from map(encoder.encode, sources.chunks())
@@ -262,8 +266,8 @@ def _exit_with_parent() -> None:
 def _check_not_empty(writers: Sequence[IndexedDatasetWriter], settings: PreprocessSettings) -> None:
     for writer, key in zip(writers, settings.encoder.json_keys, strict=True):
         if not writer.num_sentences:
-            raise DataError.of("--input", " ".join(settings.inputs),
-                               f'no text in "{key}" of {writer.num_documents} documents', "give a text that is not empty")
+            raise DataError.of("--input", " ".join(settings.inputs), f'no text in "{key}" of {writer.num_documents} '
+                               "documents", "give a text that is not empty")
 
 
 def _metadata(settings: PreprocessSettings, encoder: DocumentEncoder, key: str, writer: IndexedDatasetWriter,

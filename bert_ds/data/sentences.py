@@ -21,7 +21,7 @@ _WIDE_SPACES = re.compile("[\x85\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 _LINE_SEPARATORS = re.compile("[\u2028\u2029]")
 
 
-class SplittingFailed(Exception):
+class SplittingError(Exception):
     """The splitter's library gave up on one text."""
 
 
@@ -35,7 +35,7 @@ class SentenceSplitter:
     split_piece: Callable[[str], list[str]]
 
     def __call__(self, text: str) -> list[str]:
-        """Sentences of the text, in order. Raises SplittingFailed."""
+        """Sentences of the text, in order. Raises SplittingError."""
         if not text.isascii():
             text = _LINE_SEPARATORS.sub("\n", _WIDE_SPACES.sub(" ", text))
         return [sentence for piece in _pieces(text) for part in self.split_piece(piece) if (sentence := part.strip())]
@@ -63,7 +63,7 @@ def _sentencex(text: str) -> list[str]:
         # Rust panics arrive as a class that cannot be imported and does not derive from Exception.
         if type(error).__name__ != "PanicException":
             raise
-        raise SplittingFailed(f"sentencex failed on it ({error})") from None
+        raise SplittingError(f"sentencex failed on it ({error})") from None
     return sentences
 
 

@@ -85,7 +85,7 @@ class Chunk:
         for record in self.records:
             try:
                 yield Document(f"{self.path}:{record.line}", texts_of(record, keys))
-            except _Unusable as error:
+            except _UnusableError as error:
                 yield BadRecord(f"{self.path}:{record.line + error.lines_below}", error.reason, error.repair)
 
 
@@ -131,8 +131,9 @@ class TextSources:
 class BadRecords:
     """What happens to records that cannot be used: the first one stops the work, or all are counted and left out."""
 
-    def __init__(self, on_error: str) -> None:
+    def __init__(self, on_error: str, *, report: bool = True) -> None:
         self._on_error = on_error
+        self._reported = _REPORTED_RECORDS if report else 0
         self.count = 0
 
     def add(self, record: BadRecord) -> None:
@@ -141,13 +142,13 @@ class BadRecords:
             raise DataError.of(_SETTING, record.location, record.reason,
                                f"{record.repair}, or leave such records out with --on-error skip")
         self.count += 1
-        if self.count <= _REPORTED_RECORDS:
+        if self.count <= self._reported:
             logger.warning("skipped %s: %s", record.location, record.reason)
-        if self.count == _REPORTED_RECORDS:
+        if self.count == self._reported:
             logger.warning("further skipped records are only counted")
 
 
-class _Unusable(Exception):
+class _UnusableError(Exception):
     def __init__(self, reason: str, repair: str, lines_below: int = 0) -> None:
         super().__init__(reason)
         self.reason = reason
@@ -223,28 +224,27 @@ def _json_texts(record: Record, keys: Sequence[str]) -> tuple[str, ...]:
     try:
         content = json.loads(_decoded(record.content))
     except json.JSONDecodeError as error:
-        raise _Unusable(f"is not a JSON object ({error.msg} at column {error.colno})", _ONE_OBJECT_A_LINE) from None
+        raise _UnusableError(f"is not a JSON object ({error.msg} at column {error.colno})",
+                             _ONE_OBJECT_A_LINE) from None
     except (ValueError, RecursionError) as error:
-        raise _Unusable(f"is not a usable JSON object ({error})", _ONE_OBJECT_A_LINE) from None
+        raise _UnusableError(f"is not a usable JSON object ({error})", _ONE_OBJECT_A_LINE) from None
     if not isinstance(content, dict):
-        raise _Unusable(f"is a JSON {type(content).__name__}, not an object", _ONE_OBJECT_A_LINE)
+        raise _UnusableError(f"is a JSON {type(content).__name__}, not an object", _ONE_OBJECT_A_LINE)
     return tuple(_json_text(content, key) for key in keys)
 
 
 def _json_text(content: dict[str, object], key: str) -> str:
     if key not in content:
         others = ", ".join(map(json.dumps, islice(content, 8))) or "none"
-        raise _Unusable(f'has no key "{key}" (its keys: {others})',
-                        _NAME_THE_KEYS)
+        raise _UnusableError(f'has no key "{key}" (its keys: {others})', _NAME_THE_KEYS)
     text = content[key]
     if not isinstance(text, str):
-        raise _Unusable(f'the value of "{key}" is of type {type(text).__name__}, not a string',
-                        _NAME_THE_KEYS)
+        raise _UnusableError(f'the value of "{key}" is of type {type(text).__name__}, not a string', _NAME_THE_KEYS)
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise _Unusable(f'"{key}" holds half a surrogate pair ({text[error.start]!r}), which is no character',
-                        "write the character itself, or both halves") from None
+        raise _UnusableError(f'"{key}" holds half a surrogate pair ({text[error.start]!r}), which is no character',
+                             "write the character itself, or both halves") from None
     return text
 
 
@@ -256,10 +256,9 @@ def _decoded(content: bytes) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        line_start = content.rfind(b"\n", 0, error.start) + 1
-        raise _Unusable(f"is not UTF-8 (byte {content[error.start]:#04x} at position {error.start - line_start + 1} "
-                        "of the line)", "convert the file to UTF-8",
-                        lines_below=content.count(b"\n", 0, error.start)) from None
+        column = error.start - content.rfind(b"\n", 0, error.start)
+        raise _UnusableError(f"is not UTF-8 (byte {content[error.start]:#04x} at position {column} of the line)",
+                             "convert the file to UTF-8", lines_below=content.count(b"\n", 0, error.start)) from None
 
 
 _RECORDS: dict[InputFormat, Callable[[Iterable[tuple[int, bytes]]], Iterator[Record]]] = {
