@@ -33,6 +33,8 @@ class UserError(Exception):
     """Base of all errors that the user can repair; the message lists every problem found."""
 
     headline = "cannot continue"
+    is_of_one_rank = False
+    """Whether this rank met the error alone, or first; others that would say the same are silent."""
 
     def __init__(self, *problems: Problem) -> None:
         self.problems = problems

@@ -41,6 +41,13 @@ def power_of_two(text: str) -> int:
     return math.frexp(scale)[1] - 1
 
 
+def zero_stage(text: str) -> int:
+    """A ZeRO stage that works with pipelines."""
+    if text not in ("0", "1"):
+        raise WrongTypeError("0 or 1, the stages that the pipeline engine serves")
+    return int(text)
+
+
 MODEL_FLAGS = (
     Flag(name="--num-layers", setting="model.num_layers"),
     Flag(name="--hidden-size", setting="model.hidden_size"),
@@ -86,7 +93,7 @@ ENGINE_FLAGS = (
     Flag(name="--fp32", setting="engine.precision", constant="fp32", help="Single precision."),
     Flag(name="--accumulate-allreduce-grads-in-fp32", setting="engine.grad_accum_dtype", constant="fp32",
          help="Sum the gradients of micro-batches in fp32; bf16 runs always do."),
-    Flag(name="--zero-stage", setting="engine.zero_stage",
+    Flag(name="--zero-stage", setting="engine.zero_stage", convert=zero_stage,
          help="ZeRO stage: 1 shards the optimizer state over the data-parallel ranks, 0 does not."),
     Flag(name="--use-distributed-optimizer", setting="engine.zero_stage", constant=1,
          help="Megatron's name for ZeRO stage 1."),

@@ -59,9 +59,11 @@ def parse_flags(argv: Sequence[str]) -> CommandLine:
         if written is None:
             continue
         try:
-            values[flag.setting].append((flag, _value(flag, written)))
+            value = _value(flag, written)
         except WrongTypeError as wrong:
             problems.append(Problem(flag.name, show(written), f"is not {wrong}", f"give {wrong}"))
+        else:
+            values[flag.setting].append((flag, value))
     problems += _refused(parsed) + _contradictions(values)
     remarks = tuple(f"{name} has no effect: {why}" for name, why in WITHOUT_EFFECT.items()
                     if getattr(parsed, name))
@@ -159,7 +161,7 @@ def _unknown(rest: Sequence[str]) -> list[Problem]:
             continue
         name = word.partition("=")[0]
         match = nearest(name, known)
-        problems.append(Problem(name, "", "is not a known flag", f"use {match}" if match else "see --help"))
+        problems.append(Problem("flag", name, "is not known", f"use {match}" if match else "see --help"))
     return problems
 
 

@@ -24,7 +24,7 @@ def read_recipe(path: Path, settings: Settings) -> None:
     sections = _load(path, origin)
     for section, values in sections.items():
         if section not in RECIPE_SECTIONS:
-            settings.problems.append(Problem(f"{origin}: {section}", "", "is not a section of a recipe",
+            settings.problems.append(Problem(f"{origin}: section", section, "is not known",
                                              suggestion(str(section), RECIPE_SECTIONS)))
         elif not isinstance(values, dict):
             settings.problems.append(Problem(f"{origin}: {section}", values, "is not a section with settings",

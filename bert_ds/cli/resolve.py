@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from bert_ds.cli.batch import settle_batch
-from bert_ds.cli.deepspeed_json import DeepSpeedJson, read_deepspeed_json
+from bert_ds.cli.deepspeed_reader import DeepSpeedJson, read_deepspeed_json
 from bert_ds.cli.fields import REQUIRED, SECTIONS, default_of, settings_of
-from bert_ds.cli.flags import Flag
+from bert_ds.cli.flags import FLAGS, Flag
 from bert_ds.cli.nearest import suggestion
 from bert_ds.cli.parse_flags import CommandLine, CommandOptions, parse_flags
 from bert_ds.cli.recipe_yaml import read_recipe
@@ -50,12 +50,12 @@ def resolve_run(argv: Sequence[str], *, world_size: int) -> ResolvedRun:
         read_recipe(recipe, settings)
     extras = DeepSpeedJson() if config is None else read_deepspeed_json(config, settings)
     _override(line, settings)
-    settle_batch(settings, extras.accumulation, world_size)
-    if recipe is None and config is None and not line.values:
-        settings.problems.append(Problem("command line", " ".join(argv), "names no run",
+    if recipe is None and config is None and not line.values and not line.problems:
+        settings.problems.append(Problem("command line", "empty", "names no run",
                                          "give --deepspeed_config ds_configs/NAME.json or --recipe NAME, with NAME one "
                                          f"of {', '.join(shipped_names())}"))
         raise ConfigError(*settings.problems)
+    settle_batch(settings, extras.accumulation, world_size)
     source = recipe or config
     run = _build(source.stem if source else "bert", settings, extras.handed_on)
     raise_if_any(ConfigError, [*settings.problems, *run.problems(world_size)])
@@ -126,7 +126,8 @@ def _build(name: str, settings: Settings, handed_on: Mapping[str, Any]) -> RunCo
     required = [setting for section in SECTIONS for setting in settings_of(section)
                 if default_of(setting) is REQUIRED and setting not in settings.values]
     if required:
-        raise ConfigError(*settings.problems, *map(_missing, required))
+        missing = [_missing(setting) for setting in required if setting not in settings.rejected]
+        raise ConfigError(*settings.problems, *missing)
     sections = {section: _section(section, settings) for section in SECTIONS}
     loss_scaling = SECTIONS["loss_scaling"](**sections.pop("loss_scaling"))
     engine = SECTIONS["engine"](**sections.pop("engine"), loss_scaling=loss_scaling, passed_through=handed_on)
@@ -139,17 +140,10 @@ def _section(section: str, settings: Settings) -> dict[str, Any]:
             if setting in settings.values}
 
 
-FLAG_OF_REQUIRED = {
-    "model.num_layers": "--num-layers", "model.hidden_size": "--hidden-size",
-    "model.num_attention_heads": "--num-attention-heads", "schedule.train_iters": "--train-iters",
-    "engine.micro_batch_size": "--micro-batch-size", "engine.global_batch_size": "--global-batch-size",
-}
-
-
 def _missing(setting: str) -> Problem:
     file = "DeepSpeed JSON" if setting.startswith("engine.") else "recipe"
-    return Problem(setting, "", "is not set and has no default", f"set it in the {file} or by "
-                   f"{FLAG_OF_REQUIRED[setting]}")
+    flag = next(flag.name for flag in FLAGS if flag.setting == setting)
+    return Problem(setting, "none", "is not set and has no default", f"set it in the {file} or by {flag}")
 
 
 def _origins(settings: Settings) -> dict[str, str]:

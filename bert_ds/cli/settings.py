@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,18 +31,18 @@ class Settings:
     values: dict[str, Given] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    rejected: set[str] = field(default_factory=set)
+    """Settings whose value in a file is of the wrong type."""
 
     def give(self, setting: str, value: object, *, origin: str, written: str) -> None:
         """Sets a value coming from a file; one of the wrong type becomes a problem."""
-        for good in self.checked(setting, value, f"{origin}: {written}"):
-            self.values[setting] = Given(value=good, origin=origin, written=written)
-
-    def checked(self, setting: str, value: object, place: str) -> Iterator[Any]:
-        """The value in the setting's type; nothing, and a problem, when it cannot be."""
         try:
-            yield coerce(value, type_of(setting))
+            good = coerce(value, type_of(setting))
         except WrongTypeError as wrong:
-            self.problems.append(Problem(place, value, f"is not {wrong}", f"give {wrong}"))
+            self.rejected.add(setting)
+            self.problems.append(Problem(f"{origin}: {written}", value, f"is not {wrong}", f"give {wrong}"))
+        else:
+            self.values[setting] = Given(value=good, origin=origin, written=written)
 
     def override(self, setting: str, value: Any, flag: str) -> None:
         """Sets a value coming from a flag, with a remark when it differs from what a file says."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from bert_ds.config.model import ModelConfig
 from bert_ds.ops.attention import RowKind
@@ -36,26 +35,23 @@ class EmbeddingTail(nn.Module):
         super().__init__()
         self._dropout = config.hidden_dropout
         self._rows = rows
-        self.position_embeddings = nn.Module()
-        self.position_embeddings.weight = nn.Parameter(torch.empty(config.max_position_embeddings, config.hidden_size))
-        self.tokentype_embeddings: nn.Module | None = None
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.tokentype_embeddings: nn.Embedding | None = None
         if config.num_token_types:
-            self.tokentype_embeddings = nn.Module()
-            self.tokentype_embeddings.weight = nn.Parameter(torch.empty(config.num_token_types, config.hidden_size))
+            self.tokentype_embeddings = nn.Embedding(config.num_token_types, config.hidden_size)
 
     def forward(self, inputs: tuple[Tensor, Tensor, Tensor, Tensor], key: DropoutKey | None = None) -> StageTensors:
         words_BSH, token_type_ids_BS, segment_ids_BS, masked_positions_BP = inputs
         hidden_BSH = words_BSH + self._positions(segment_ids_BS)
         if self.tokentype_embeddings is not None:
-            hidden_BSH = hidden_BSH + F.embedding(token_type_ids_BS, self.tokentype_embeddings.weight)
+            hidden_BSH = hidden_BSH + self.tokentype_embeddings(token_type_ids_BS)
         seed = key.replicated("embedding") if key else None
         return keyed_dropout(hidden_BSH, self._dropout, seed), segment_ids_BS, masked_positions_BP
 
     def _positions(self, segment_ids_BS: Tensor) -> Tensor:
-        weight_PH = self.position_embeddings.weight
         if self._rows == "packed":
-            return F.embedding(packed_positions(segment_ids_BS), weight_PH)
-        return weight_PH[: segment_ids_BS.size(1)]
+            return self.position_embeddings(packed_positions(segment_ids_BS))
+        return self.position_embeddings.weight[: segment_ids_BS.size(1)]
 
 
 def packed_positions(segment_ids_BS: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ from bert_ds.config.model import ModelConfig
 from bert_ds.model.embeddings import StageTensors, WordEmbeddings, sequence_starts
 from bert_ds.model.transformer_layer import activation
 from bert_ds.parallel.context import ParallelContext
-from bert_ds.random_keys import DropoutKey
 from bert_ds.parallel.sharding import sharded_parameter
+from bert_ds.random_keys import DropoutKey
 
 HeadOutputs = tuple[Tensor, Tensor, Tensor, Tensor]
 """(features_BPH, word_weight_VH, bias_V, sentence_logits_BM2); the last has no element without the binary head."""
@@ -35,6 +35,17 @@ class LMHead(nn.Module):
         return self.layer_norm(activation(self.dense(hidden_BPH), self._config))
 
 
+class Pooler(nn.Module):
+    """Dense and tanh on the hidden state of each sequence's [CLS] token."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, hidden_BMH: Tensor) -> Tensor:
+        return torch.tanh(self.dense(hidden_BMH))
+
+
 class PretrainingHeads(nn.Module):
     """Final LayerNorm, masked-language-model transform, pooler and sentence-order logits."""
 
@@ -43,11 +54,10 @@ class PretrainingHeads(nn.Module):
         self._sequences_per_row = sequences_per_row
         self.final_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layernorm_epsilon)
         self.lm_head = LMHead(config)
-        self.pooler: nn.Module | None = None
+        self.pooler: Pooler | None = None
         self.binary_head: nn.Linear | None = None
         if config.binary_head:
-            self.pooler = nn.Module()
-            self.pooler.dense = nn.Linear(config.hidden_size, config.hidden_size)
+            self.pooler = Pooler(config)
             self.binary_head = nn.Linear(config.hidden_size, 2)
 
     def forward(self, inputs: StageTensors, key: DropoutKey | None = None) -> tuple[Tensor, Tensor]:
@@ -60,8 +70,7 @@ class PretrainingHeads(nn.Module):
         if self.pooler is None or self.binary_head is None:
             return hidden_BSH.new_empty(hidden_BSH.size(0), self._sequences_per_row, 0)
         starts_BM = sequence_starts(segment_ids_BS, self._sequences_per_row)
-        pooled_BMH = torch.tanh(self.pooler.dense(gather_positions(hidden_BSH, starts_BM)))
-        return self.binary_head(pooled_BMH)
+        return self.binary_head(self.pooler(gather_positions(hidden_BSH, starts_BM)))
 
 
 def gather_positions(hidden_BSH: Tensor, positions_BP: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from bert_ds.config.model import ModelConfig
-from bert_ds.random_keys import derive_seed
 from bert_ds.parallel.sharding import sharding_of
+from bert_ds.random_keys import derive_seed
 
 _CLOSES_A_BRANCH = (".linear_proj.weight", ".linear_fc2.weight")
 

@@ -1,0 +1,75 @@
+"""Whether the files that a run reads are there, found out before anything is imported or started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from bert_ds.config.data import DataConfig
+from bert_ds.errors import Problem
+
+SUFFIXES = (".idx", ".bin")
+
+
+def data_prefixes(data: DataConfig) -> tuple[str, ...]:
+    """Prefixes named by `data.data_path`, without the weights of a blend."""
+    return tuple(part for part in data.data_path if not _is_number(part))
+
+
+def commands_that_make(data: DataConfig) -> tuple[str, str]:
+    """The two commands that make vocabulary and data from one's own text."""
+    prefix = next(iter(data_prefixes(data)), "data/corpus_text_sentence")
+    for ending in ("_text_sentence", "_text_document"):
+        prefix = prefix.removesuffix(ending)
+    is_cased = data.tokenizer_type == "BertWordPieceCase"
+    vocabulary = f"python -m bert_ds.build_vocab --input corpus.jsonl --output {data.vocab_file}"
+    dataset = (f"python -m bert_ds.preprocess_data --input corpus.jsonl --vocab-file {data.vocab_file} "
+               f"--output-prefix {prefix} --split-sentences")
+    if is_cased:
+        return f"{vocabulary} --cased", f"{dataset} --tokenizer-type {data.tokenizer_type}"
+    return vocabulary, dataset
+
+
+def missing_data(data: DataConfig) -> Iterator[Problem]:
+    """A problem for the vocabulary and for each data file that is missing or empty."""
+    repair = "make them with\n      " + "\n      ".join(commands_that_make(data))
+    if not _holds_something(data.vocab_file):
+        yield Problem("data.vocab_file", data.vocab_file, "is missing or empty", repair)
+    for prefix in data_prefixes(data):
+        missing = [prefix + suffix for suffix in SUFFIXES if not _holds_something(prefix + suffix)]
+        if missing:
+            yield Problem("data.data_path", prefix, f"{' and '.join(missing)} missing or empty",
+                          _other_prefix(prefix) or repair)
+
+
+def count_vocabulary(data: DataConfig) -> int | None:
+    """Lines of the vocabulary file, or None when it is not there."""
+    path = Path(data.vocab_file)
+    if not path.is_file():
+        return None
+    with path.open("rb") as lines:
+        return sum(1 for _ in lines)
+
+
+def _other_prefix(prefix: str) -> str | None:
+    """A repair when the data lie under a name that is easily mistaken: with or without suffix, documents for sentences."""
+    stem = prefix
+    for ending in (*SUFFIXES, "_text_document", "_text_sentence"):
+        stem = stem.removesuffix(ending)
+    for candidate in (stem + "_text_sentence", stem):
+        if all(_holds_something(candidate + suffix) for suffix in SUFFIXES):
+            return f"use {candidate}, which exists"
+    return None
+
+
+def _holds_something(path: str) -> bool:
+    return os.path.isfile(path) and os.path.getsize(path) > 0
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

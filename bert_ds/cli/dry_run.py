@@ -1,0 +1,176 @@
+"""What a run would be, as text: every value with its origin, the layout, batch, parameters, memory, schedule, files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from bert_ds.cli.data_files import SUFFIXES, commands_that_make, count_vocabulary, data_prefixes, missing_data
+from bert_ds.cli.fields import SECTIONS, settings_of
+from bert_ds.cli.resolve import ResolvedRun
+from bert_ds.cli.settings import show
+from bert_ds.cli.shipped_files import display
+from bert_ds.cli.deepspeed_json import engine_json
+from bert_ds.config.memory import predict_memory
+from bert_ds.config.run import RunConfig
+from bert_ds.config.stages import stage_bounds
+from bert_ds.errors import ConfigError, raise_if_any
+
+MIB = 2**20
+BUSY_PIPELINE = 4
+"""Micro-batches a stage from which the idle time at start and end of a step is small."""
+
+
+def dry_run_text(resolved: ResolvedRun) -> str:
+    """The whole report. Reads no more than the number of lines of the vocabulary, when there is one.
+
+    Raises ConfigError when that vocabulary does not fit the layout.
+    """
+    resolved, vocabulary = _with_vocabulary(resolved)
+    parts = (
+        (f"Dry run of {resolved.config.name} on {_count(resolved.world_size, 'rank')}: nothing is started", ()),
+        ("Files", _files(resolved)),
+        ("Configuration", _configuration(resolved)),
+        ("Overrides", resolved.remarks or ("none",)),
+        ("Layout", _layout(resolved)),
+        ("Batch", _batch(resolved)),
+        ("Vocabulary", vocabulary),
+        ("Parameters and memory of one rank of each stage (MiB, an estimate)", _memory(resolved)),
+        ("Learning rate", _learning_rate(resolved.config)),
+        ("Data and output", _data_and_output(resolved.config)),
+        ("DeepSpeed configuration as it is handed over", _engine(resolved)),
+    )
+    return "\n".join(line for title, lines in parts for line in _part(title, lines))
+
+
+def _part(title: str, lines: Iterable[str]) -> Iterator[str]:
+    yield title
+    yield from (f"  {line}" for line in lines)
+    yield ""
+
+
+def _with_vocabulary(resolved: ResolvedRun) -> tuple[ResolvedRun, tuple[str, ...]]:
+    """The run with the size of its vocabulary file, as training takes it, and what to say about it."""
+    run = resolved.config
+    size = count_vocabulary(run.data)
+    source = "expected, the file is not there"
+    if size is not None:
+        run = replace(run, model=replace(run.model, vocab_size=size))
+        raise_if_any(ConfigError, run.problems(resolved.world_size))
+        resolved = replace(resolved, config=run, origins={**resolved.origins, "model.vocab_size": run.data.vocab_file})
+        source = f"read from {run.data.vocab_file}"
+    model = run.model
+    return resolved, (f"{model.vocab_size:,} entries ({source}), padded to {model.padded_vocab_size:,} rows, a multiple "
+                      f"of {model.make_vocab_size_divisible_by}",)
+
+
+def _files(resolved: ResolvedRun) -> Iterator[str]:
+    for name, path in (("recipe", resolved.recipe), ("DeepSpeed JSON", resolved.deepspeed_config)):
+        yield f"{name:<16}{display(path) if path else 'none'}"
+
+
+def _configuration(resolved: ResolvedRun) -> list[str]:
+    rows = []
+    for section in SECTIONS:
+        for setting in settings_of(section):
+            if setting in ("engine.loss_scaling", "engine.passed_through"):
+                continue
+            rows.append((setting, show(_value(resolved.config, setting)), resolved.origins[setting]))
+    return _table(rows)
+
+
+def _value(run: RunConfig, setting: str) -> object:
+    section, name = setting.split(".")
+    holder = run.engine.loss_scaling if section == "loss_scaling" else getattr(run, section)
+    return getattr(holder, name)
+
+
+def _layout(resolved: ResolvedRun) -> Iterator[str]:
+    run, world = resolved.config, resolved.world_size
+    tensor, stages = run.parallel.tensor_model_parallel_size, run.parallel.pipeline_model_parallel_size
+    yield (f"tensor {tensor} x pipeline {stages} x data {run.parallel.data_parallel_size(world)} = "
+           f"{_count(world, 'rank')}")
+    for stage, (start, end) in enumerate(stage_bounds(run.model, stages)):
+        parts = [f"layer {start}" if end - start == 1 else f"layers {start}-{end - 1}"]
+        parts = ["embeddings", *parts] if stage == 0 else parts
+        parts = [*parts, "heads"] if stage == stages - 1 else parts
+        yield f"stage {stage}: {', '.join(parts)}"
+
+
+def _batch(resolved: ResolvedRun) -> Iterator[str]:
+    run = resolved.config
+    copies, stages = run.parallel.data_parallel_size(resolved.world_size), run.parallel.pipeline_model_parallel_size
+    engine = run.engine
+    accumulation = engine.accumulation(copies)
+    yield (f"global batch {engine.global_batch_size} = micro batch {engine.micro_batch_size} x data parallel {copies} x "
+           f"accumulation {accumulation}")
+    yield (f"{engine.global_batch_size * run.model.seq_length:,} tokens an iteration, "
+           f"{run.data.predictions_per_row(run.model.seq_length)} predictions kept a row")
+    yield f"{engine.global_batch_size * run.schedule.train_iters:,} rows in {run.schedule.train_iters:,} iterations"
+    if stages > 1:
+        idle = (stages - 1) / (accumulation + stages - 1)
+        yield f"pipeline of {stages} stages with {accumulation} micro-batches: {idle:.0%} of the time idle"
+        if accumulation < BUSY_PIPELINE * stages:
+            yield f"advice: {BUSY_PIPELINE * stages} micro-batches or more keep it busy; raise the global batch or " \
+                  "use fewer stages"
+
+
+def _memory(resolved: ResolvedRun) -> Iterator[str]:
+    run = resolved.config
+    yield f"{run.model.num_parameters:,} parameters in all, the tied word table once"
+    rows: list[Sequence[str]] = [("stage", "parameters", "weights", "gradients", "optimizer", "activations", "logits",
+                                  "total")]
+    for stage, memory in enumerate(predict_memory(run, resolved.world_size)):
+        sizes = (memory.weights, memory.gradients, memory.optimizer, memory.activations, memory.logits, memory.total)
+        rows.append((str(stage), f"{memory.parameters:,}", *(f"{size / MIB:,.0f}" for size in sizes)))
+    yield from _table(rows)
+    yield "without the allocator's reserve, communication buffers and the device's own context"
+
+
+def _learning_rate(run: RunConfig) -> Iterator[str]:
+    schedule, peak = run.schedule, run.engine.lr
+    if schedule.warmup_iters:
+        yield f"iteration 0: {schedule.lr_warmup_init:g}, rising linearly"
+    yield f"iteration {schedule.warmup_iters:,.0f}: {peak:g} (peak)"
+    if schedule.lr_decay_style == "constant":
+        yield f"constant until iteration {schedule.train_iters:,}"
+        return
+    if schedule.lr_decay_style == "WSD":
+        yield f"iteration {schedule.decay_iters - schedule.lr_wsd_decay_iters:,}: {peak:g}, decay begins"
+    if schedule.decay_iters > schedule.train_iters:
+        yield f"{schedule.lr_decay_style}, cut off at iteration {schedule.train_iters:,} of {schedule.decay_iters:,}"
+        return
+    yield f"iteration {schedule.decay_iters:,}: {schedule.min_lr:g} ({schedule.lr_decay_style})"
+    if schedule.decay_iters < schedule.train_iters:
+        yield f"{schedule.min_lr:g} until iteration {schedule.train_iters:,}"
+
+
+def _data_and_output(run: RunConfig) -> Iterator[str]:
+    for prefix in data_prefixes(run.data):
+        yield f"{'data':<16}{prefix}: " + ", ".join(f"{suffix} {_presence(prefix + suffix)}" for suffix in SUFFIXES)
+    yield f"{'vocabulary':<16}{run.data.vocab_file}: {_presence(run.data.vocab_file)}"
+    for name, folder in (("checkpoints", run.output.save), ("resumes from", run.output.load),
+                         ("logs", run.output.tensorboard_dir)):
+        yield f"{name:<16}{f'{folder}: {_presence(folder)}' if folder else 'none'}"
+    if any(missing_data(run.data)):
+        yield "to make data and vocabulary from your own text:"
+        yield from (f"  {command}" for command in commands_that_make(run.data))
+
+
+def _presence(path: str) -> str:
+    return "there" if Path(path).exists() else "not there"
+
+
+def _engine(resolved: ResolvedRun) -> list[str]:
+    return json.dumps(engine_json(resolved.config, resolved.world_size), indent=2).splitlines()
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("s" if number != 1 else "")

@@ -1,0 +1,53 @@
+"""Pretrains BERT: started by `deepspeed bert_ds/pretrain.py ...`, torchrun, srun, mpirun, or python for one process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if __name__ == "__main__":
+    # Python put this file's folder on the path, where our modules would shadow others; its parent belongs there.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from bert_ds.cli.dry_run import dry_run_text
+from bert_ds.cli.launcher import ProcessPlace, process_place
+from bert_ds.cli.resolve import ResolvedRun, resolve_run
+from bert_ds.compat import import_deepspeed
+from bert_ds.errors import EXIT_BAD_INPUT, EXIT_DONE, UserError
+from bert_ds.log import configure_logging
+
+log = logging.getLogger("bert_ds.pretrain")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line `argv`; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    place = process_place(os.environ)
+    configure_logging(rank=place.rank)
+    try:
+        # Settings are checked before torch is imported: a misspelt flag should not take seconds to be told.
+        resolved = resolve_run(arguments, world_size=place.world_size)
+        if resolved.options.dry_run:
+            print(dry_run_text(resolved))
+            return EXIT_DONE
+        return _train(resolved, place)
+    except UserError as error:
+        if place.local_rank == 0 or error.is_of_one_rank:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        return EXIT_BAD_INPUT
+
+
+def _train(resolved: ResolvedRun, place: ProcessPlace) -> int:
+    import_deepspeed()
+    from bert_ds.training.job import prepare, run_job  # noqa: PLC0415 - imports torch and DeepSpeed
+
+    for remark in resolved.remarks:
+        log.info(remark)
+    return run_job(prepare(resolved.config, place))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

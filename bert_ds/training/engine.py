@@ -1,0 +1,92 @@
+"""Model, optimizer and DeepSpeed's engine, put together for one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import deepspeed
+import torch
+from torch import nn
+
+from bert_ds.compat import quiet
+from bert_ds.config.run import RunConfig
+from bert_ds.model.bert import RowLayout
+from bert_ds.model.loss import LossSums, PretrainingLoss
+from bert_ds.parallel.context import ParallelContext
+from bert_ds.training.pipeline import BertPipeline
+
+_SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def build_pipeline(run: RunConfig, ctx: ParallelContext, sums: LossSums) -> BertPipeline:
+    """This rank's stage with its initial weights, in fp32; DeepSpeed casts it."""
+    accumulation = run.engine.accumulation(ctx.dp_size)
+    loss = PretrainingLoss(run.model, ctx, sums, averaged_over=accumulation * ctx.dp_size,
+                           per_micro_batch=run.schedule.loss_normalization == "micro_batch")
+    rows = RowLayout("full" if run.data.rows_are_full else "padded")
+    with quiet():
+        return BertPipeline(run.model, ctx, loss, dtype=DTYPES[run.engine.precision], rows=rows,
+                            seed=run.schedule.seed, recompute_every=run.engine.activation_checkpoint_interval)
+
+
+def parameter_groups(pipeline: BertPipeline, weight_decay: float) -> list[dict[str, Any]]:
+    """Megatron-LM's two groups: matrices and tables decay, biases and LayerNorms do not."""
+    decayed: list[nn.Parameter] = []
+    kept: list[nn.Parameter] = []
+    for local in pipeline.local_parameters():
+        no_decay = local.parameter.dim() == 1 or local.name.endswith(".bias")
+        (kept if no_decay else decayed).append(local.parameter)
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]
+
+
+def build_engine(run: RunConfig, ctx: ParallelContext, pipeline: BertPipeline, settings: Mapping[str, Any]) -> Any:
+    """DeepSpeed's PipelineEngine around `pipeline`.
+
+    Args:
+        run: the run.
+        ctx: this rank's place.
+        pipeline: the stage of this rank.
+        settings: the completed DeepSpeed JSON (cli.deepspeed_json.engine_json).
+    """
+    optimizer = torch.optim.AdamW(
+        parameter_groups(pipeline, run.engine.weight_decay), lr=run.engine.lr, betas=run.engine.betas,
+        eps=run.engine.eps, fused=ctx.device.type == "cuda")
+    with quiet():
+        engine, _, _, _ = deepspeed.initialize(
+            model=pipeline, optimizer=optimizer, config=dict(settings), dist_init_required=False)
+    return engine
+
+
+def set_learning_rate(engine: Any, rate: float) -> None:
+    """Sets the rate of the next update in every parameter group."""
+    for group in engine.optimizer.param_groups:
+        group["lr"] = rate
+
+
+def loss_scale(engine: Any) -> float | None:
+    """The current fp16 loss scale; None for other precisions."""
+    return float(_scaler(engine).cur_scale) if engine.fp16_enabled() else None
+
+
+def scaler_state(engine: Any) -> dict[str, Any] | None:
+    """What dynamic loss scaling has to remember; None for other precisions."""
+    if not engine.fp16_enabled():
+        return None
+    scaler = _scaler(engine)
+    return {name: getattr(scaler, name) for name in _SCALER_FIELDS if getattr(scaler, name, None) is not None}
+
+
+def load_scaler_state(engine: Any, saved: Mapping[str, Any]) -> None:
+    """Goes on from a saved state; a run in another precision, or with a static scale, keeps its own."""
+    if engine.fp16_enabled() and engine.dynamic_loss_scale():
+        for name, value in saved.items():
+            if hasattr(_scaler(engine), name):
+                setattr(_scaler(engine), name, value)
+
+
+def _scaler(engine: Any) -> Any:
+    """The object that holds the scale: ZeRO's loss scaler, or the fp16 optimizer's record."""
+    optimizer = engine.optimizer
+    return optimizer.loss_scaler if hasattr(optimizer, "loss_scaler") else optimizer.loss_scale_config

@@ -1,0 +1,116 @@
+"""Puts a run together on this rank: processes, data, model, engine, checkpoint; then trains it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from bert_ds.cli.deepspeed_json import engine_json
+from bert_ds.cli.launcher import ProcessPlace
+from bert_ds.config.run import RunConfig
+from bert_ds.data.bert_dataset import Datasets, build_datasets
+from bert_ds.data.masking import predictions_per_row
+from bert_ds.data.vocabulary import Vocabulary
+from bert_ds.model.loss import LossSums
+from bert_ds.parallel.context import ParallelContext, build_context
+from bert_ds.training.checkpoint import load_checkpoint
+from bert_ds.training.coordination import Coordinator
+from bert_ds.training.engine import build_engine, build_pipeline
+from bert_ds.training.launch import choose_device, join_process_group
+from bert_ds.training.metrics import Reporter
+from bert_ds.training.throughput import peak_flops, row_flops
+from bert_ds.training.trainer import Job, train
+
+log = logging.getLogger(__name__)
+COLLECTIVE_LIMIT = timedelta(minutes=30)
+"""How long a collective may wait: a first compilation or a slow disk on one rank must not end a job."""
+PREPARATION_LIMIT_S = 4 * 3600.0
+"""How long ranks wait for files: an index over a billion sentences, a checkpoint of 20B parameters."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that this rank can start: checked against its vocabulary and devices."""
+
+    run: RunConfig
+    place: ProcessPlace
+    device: torch.device
+    vocabulary: Vocabulary
+
+
+def prepare(run: RunConfig, place: ProcessPlace) -> Prepared:
+    """Checks what can be checked before ranks meet.
+
+    Raises:
+        UserError: the devices, the vocabulary or the data do not fit the run.
+    """
+    device = choose_device(place)
+    vocabulary = Vocabulary.from_file(run.data.vocab_file)
+    run = replace(run, model=replace(run.model, vocab_size=len(vocabulary.tokens)))
+    run.validate(place.world_size)
+    if run.schedule.deterministic_mode:
+        _be_deterministic()
+    return Prepared(run, place, device, vocabulary)
+
+
+def run_job(prepared: Prepared) -> int:
+    """Joins the other ranks and trains; returns the exit code."""
+    run, place = prepared.run, prepared.place
+    join_process_group(place, prepared.device, COLLECTIVE_LIMIT)
+    coordinator = Coordinator.of_default_group(PREPARATION_LIMIT_S)
+    try:
+        ctx = build_context(
+            tp_size=run.parallel.tensor_model_parallel_size, pp_size=run.parallel.pipeline_model_parallel_size,
+            device=prepared.device, timeout=COLLECTIVE_LIMIT)
+        code = coordinator.guarded(lambda: _train(run, ctx, coordinator, place, prepared.vocabulary))
+        coordinator.barrier("the end of the run")
+        return code
+    finally:
+        dist.destroy_process_group()
+
+
+def _train(
+    run: RunConfig, ctx: ParallelContext, coordinator: Coordinator, place: ProcessPlace, vocabulary: Vocabulary
+) -> int:
+    datasets = coordinator.leaders_first("building the sample index", lambda: _datasets(run, vocabulary),
+                                         leader=place.local_rank == 0)
+    sums = LossSums(ctx.device)
+    pipeline = build_pipeline(run, ctx, sums)
+    engine = build_engine(run, ctx, pipeline, engine_json(run, ctx.world_size))
+    state = load_checkpoint(run, ctx, coordinator, engine, vocabulary)
+    reporter = _reporter(run, ctx)
+    try:
+        return train(Job(run, ctx, coordinator, engine, sums, datasets, vocabulary, reporter), state)
+    finally:
+        reporter.close()
+
+
+def _datasets(run: RunConfig, vocabulary: Vocabulary) -> Datasets:
+    batch, schedule = run.engine.global_batch_size, run.schedule
+    evaluated = schedule.eval_iters * batch if schedule.eval_interval else 0
+    return build_datasets(
+        run.data, seq_length=run.model.seq_length, binary_head=run.model.binary_head, seed=schedule.seed,
+        vocabulary=vocabulary, num_samples={"train": schedule.train_iters * batch, "valid": evaluated,
+                                            "test": evaluated})
+
+
+def _reporter(run: RunConfig, ctx: ParallelContext) -> Reporter:
+    flops = run.engine.global_batch_size * row_flops(
+        run.model, predictions_per_row(run.model.seq_length, run.data.mask_prob))
+    peak = peak_flops(ctx.device)
+    return Reporter(run, active=ctx.rank == 0, flops_per_step=flops,
+                    peak_flops_of_all=None if peak is None else peak * ctx.world_size)
+
+
+def _be_deterministic() -> None:
+    """Chooses deterministic GPU kernels; CPUs compute deterministically in any case."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("NCCL_ALGO", "Ring")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+

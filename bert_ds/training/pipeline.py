@@ -1,0 +1,139 @@
+"""The list of layers as a DeepSpeed PipelineModule.
+
+Kept here, not in model/, because training/ is the only folder that imports DeepSpeed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from bert_ds.config.model import ModelConfig
+from bert_ds.config.stages import stage_bounds
+from bert_ds.model.bert import LayerDef, RowLayout, bert_layers
+from bert_ds.model.init import initialize_parameter
+from bert_ds.model.loss import PretrainingLoss
+from bert_ds.model.transformer_layer import TransformerLayer
+from bert_ds.parallel.context import ParallelContext
+from bert_ds.random_keys import DropoutKey
+
+
+@dataclass(frozen=True)
+class LocalParameter:
+    """A parameter that this rank holds."""
+
+    name: str
+    """Layout-free name."""
+    parameter: nn.Parameter
+    is_copy: bool
+    """Whether an earlier stage owns it: the word table on the last stage."""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Consecutive layers of this stage that are executed, and recomputed, together."""
+
+    first: int
+    """Global index of the first layer."""
+    functions: tuple[Callable[..., Any], ...]
+    recompute: bool
+
+
+class BertPipeline(PipelineModule):
+    """One stage of BERT.
+
+    The forward pass is our own: it hands each layer its dropout key and recomputes groups of transformer layers, so
+    that neither DeepSpeed's layer seeding nor its activation checkpointing is needed.
+    """
+
+    def __init__(
+        self, config: ModelConfig, ctx: ParallelContext, loss: PretrainingLoss, *, dtype: torch.dtype, rows: RowLayout,
+        seed: int, recompute_every: int,
+    ) -> None:
+        self._config, self._ctx, self._seed = config, ctx, seed
+        self._layer_defs = bert_layers(config, ctx, dtype=dtype, rows=rows)
+        super().__init__(
+            layers=[_spec(layer) for layer in self._layer_defs],
+            topology=PipeModelDataParallelTopology(num_pp=ctx.pp_size, num_mp=ctx.tp_size, num_dp=ctx.dp_size),
+            loss_fn=loss,
+        )
+        for local in self.local_parameters():
+            initialize_parameter(local.parameter, local.name, config, seed)
+        self._runs = tuple(self._group(recompute_every))
+        self._step = 0
+        self._micro_batch = 0
+
+    def begin_step(self, step: int) -> None:
+        """Names the training step whose micro-batches come next; dropout depends on it."""
+        self._step, self._micro_batch = step, 0
+
+    def forward(self, inputs: Any) -> Any:
+        """This stage's layers on one micro-batch; called by the engine."""
+        key = None
+        if self.training:
+            key = DropoutKey(self._seed, self._step, self._micro_batch, self._ctx.dp_rank, self._ctx.tp_rank)
+            self._micro_batch += 1
+        for run in self._runs:
+            inputs = _execute(run, inputs, key)
+        return inputs
+
+    def local_parameters(self) -> Iterator[LocalParameter]:
+        """Every parameter of this stage once, in the order of the layers."""
+        seen: set[int] = set()
+        for index in range(self._local_start, self._local_stop):
+            layer = self._layer_defs[index]
+            module = self.tied_modules[layer.tied_key] if layer.tied_key else getattr(self, str(index))
+            for name, parameter in module.named_parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield LocalParameter(layer.logical_name(name), parameter, layer.second_use is not None)
+
+    def _partition_layers(self, method: str = "uniform") -> None:
+        """Cuts between transformer layers only, by `stage_bounds`; embeddings ride with the first stage, heads with
+        the last. Overrides DeepSpeed's choice of methods, none of which knows the head's cost."""
+        first_layer, last_stop = 2, len(self._layer_defs)
+        bounds = stage_bounds(self._config, self._ctx.pp_size)
+        self.parts = [0, *(first_layer + stop for _, stop in bounds[:-1]), last_stop]
+        self._set_bounds(start=self.parts[self.stage_id], stop=self.parts[self.stage_id + 1])
+
+    @torch.no_grad()
+    def _synchronize_tied_weights(self) -> None:
+        """DeepSpeed broadcasts a leaf that needs a gradient; without one there is nothing to warn of."""
+        super()._synchronize_tied_weights()
+
+    def _group(self, recompute_every: int) -> Iterator[_Run]:
+        """The local layers in order, transformer layers in groups of `recompute_every` where that is not 0."""
+        index, functions = 0, self.forward_funcs
+        while index < len(functions):
+            stop = index + 1
+            recompute = recompute_every > 0 and isinstance(functions[index], TransformerLayer)
+            while recompute and stop < min(index + recompute_every, len(functions)) \
+                    and isinstance(functions[stop], TransformerLayer):
+                stop += 1
+            yield _Run(self._local_start + index, tuple(functions[index:stop]), recompute)
+            index = stop
+
+
+def _spec(layer: LayerDef) -> LayerSpec:
+    if layer.tied_key is None:
+        return LayerSpec(layer.module, *layer.arguments)
+    return TiedLayerSpec(layer.tied_key, layer.module, *layer.arguments, forward_fn=layer.second_use)
+
+
+def _execute(run: _Run, inputs: Any, key: DropoutKey | None) -> Any:
+    def layers(*tensors: Tensor) -> Any:
+        values: Any = tensors
+        for offset, function in enumerate(run.functions):
+            values = function(values, key.for_layer(run.first + offset) if key else None)
+        return values
+
+    if run.recompute and key is not None:
+        return checkpoint(layers, *inputs, use_reentrant=False, preserve_rng_state=False)
+    return layers(*inputs)

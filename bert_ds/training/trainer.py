@@ -1,0 +1,146 @@
+"""The training loop. The order of a step stands here and nowhere else."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from bert_ds.config.run import RunConfig
+from bert_ds.data.bert_dataset import Datasets
+from bert_ds.data.loader import WindowLoader
+from bert_ds.data.vocabulary import Vocabulary
+from bert_ds.errors import EXIT_DONE
+from bert_ds.model.loss import LossSums
+from bert_ds.parallel.context import ParallelContext
+from bert_ds.training.batches import StepSource
+from bert_ds.training.checkpoint import save_checkpoint
+from bert_ds.training.coordination import Coordinator
+from bert_ds.training.engine import loss_scale, set_learning_rate
+from bert_ds.training.evaluate import evaluate
+from bert_ds.training.lr_schedule import LearningRate
+from bert_ds.training.metrics import Interval, Losses, Reporter, reduce_sums
+from bert_ds.training.state import TrainingState
+from bert_ds.training.stop import StopRequest
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that stays the same while a run trains."""
+
+    run: RunConfig
+    ctx: ParallelContext
+    coordinator: Coordinator
+    engine: Any
+    sums: LossSums
+    datasets: Datasets
+    vocabulary: Vocabulary
+    reporter: Reporter
+
+    @property
+    def samples_to_train(self) -> int:
+        return self.run.schedule.train_iters * self.run.engine.global_batch_size
+
+
+def train(job: Job, state: TrainingState) -> int:
+    """Trains from `state` to the end, evaluating and saving on the way.
+
+    Returns:
+        The exit code: 0, or 128 + the signal's number after a signal, with a checkpoint saved.
+    """
+    run, ctx, engine = job.run, job.ctx, job.engine
+    rates = LearningRate(run.schedule, run.engine.lr, run.engine.global_batch_size)
+    source = _training_source(job, state)
+    interval = Interval(ctx.device)
+    losses: Losses | None = None
+    saved = state.step if state.step else None
+    stopped: signal.Signals | None = None
+    with StopRequest() as stop:
+        if state.step == 0 and run.schedule.eval_interval:
+            losses = _evaluate(job, state, "valid")
+            interval = Interval(ctx.device)
+        ended = state.step >= run.schedule.train_iters
+        while not ended:
+            inputs = source.next()
+            set_learning_rate(engine, rates.at(state.successful_samples))
+            engine.module.begin_step(state.step)
+            skips_before = engine.skipped_steps
+            engine.train_batch(inputs.micro_batches)
+            skipped = engine.skipped_steps > skips_before
+            state = state.after_step(run.engine.global_batch_size, skipped=skipped)
+            interval.add(job.sums.take(), inputs.real_tokens, skipped=skipped, data_wait_s=inputs.wait_s)
+            job.reporter.advance(1)
+            stopped = stop.agreed(ctx.device, ctx.world_size)
+            ended = stopped is not None or state.step == run.schedule.train_iters or _every(
+                state.step, run.schedule.exit_interval)
+            if ended or _every(state.step, run.output.log_interval):
+                _report(job, state, interval, rates)
+                interval = Interval(ctx.device)
+            if stopped is None and _every(state.step, run.schedule.eval_interval):
+                losses = _evaluate(job, state, "valid")
+                interval = Interval(ctx.device)
+            if run.output.save and (ended or _every(state.step, run.output.save_interval)):
+                _save(job, state, losses)
+                saved = state.step
+                interval = Interval(ctx.device) if interval.steps == 0 else interval
+    source.close()
+    if stopped is not None:
+        log.info("stopped by %s after iteration %d%s", stopped.name, state.step,
+                 f"; resume with --load {run.output.save}" if saved == state.step else "; nothing was saved")
+        return 128 + stopped.value
+    _final_evaluations(job, state, losses)
+    return EXIT_DONE
+
+
+def _training_source(job: Job, state: TrainingState) -> StepSource:
+    return _source(job, "train", state.consumed_samples, job.samples_to_train)
+
+
+def _source(job: Job, split: str, first: int, stop: int) -> StepSource:
+    """Batches of a split; stages between the first and the last read none."""
+    ctx, run = job.ctx, job.run
+    if not (ctx.is_first_stage or ctx.is_last_stage) or first >= stop:
+        return StepSource(None, ctx)
+    return StepSource(WindowLoader(
+        getattr(job.datasets, split), first_sample=first, num_samples=stop,
+        micro_batch_size=run.engine.micro_batch_size, accumulation=run.engine.accumulation(ctx.dp_size),
+        dp_rank=ctx.dp_rank, dp_size=ctx.dp_size, num_workers=run.data.num_workers), ctx)
+
+
+def _evaluate(job: Job, state: TrainingState, split: str) -> Losses:
+    source = _source(job, split, 0, job.run.schedule.eval_iters * job.run.engine.global_batch_size)
+    losses = evaluate(job.run, job.ctx, job.engine, job.sums, source)
+    source.close()
+    job.reporter.evaluation(split, state.step, state.consumed_samples, losses)
+    return losses
+
+
+def _final_evaluations(job: Job, state: TrainingState, losses: Losses | None) -> None:
+    """After the last step: validation unless it has just been done, and the test split where there is one."""
+    interval = job.run.schedule.eval_interval
+    if not interval or state.step < job.run.schedule.train_iters:
+        return
+    if losses is None or not _every(state.step, interval):
+        _evaluate(job, state, "valid")
+    if job.datasets.test is not None:
+        _evaluate(job, state, "test")
+
+
+def _report(job: Job, state: TrainingState, interval: Interval, rates: LearningRate) -> None:
+    norm = job.engine.get_global_grad_norm()
+    job.reporter.steps(
+        state.step, state.consumed_samples, interval, reduce_sums(interval.sums, job.ctx),
+        learning_rate=rates.at(state.successful_samples), grad_norm=None if norm is None else float(norm),
+        loss_scale=loss_scale(job.engine))
+
+
+def _save(job: Job, state: TrainingState, losses: Losses | None) -> None:
+    metrics = {name: value for name, value in (losses.__dict__ if losses else {}).items() if value is not None}
+    save_checkpoint(job.run, job.ctx, job.coordinator, job.engine, state, job.vocabulary, metrics)
+
+
+def _every(step: int, interval: int | None) -> bool:
+    return interval is not None and step % interval == 0
