@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Launches the recipe named by the first argument; recipes/NAME.sh calls it. Works from any folder.
+#
+#   recipes/NAME.sh [CHECKPOINT_PATH TENSORBOARD_LOGS_PATH VOCAB_FILE DATA_PATH] [flags of pretrain.py]
+#
+# The four paths stand together or not at all (then the recipe's own are used). Variables, as in Megatron-LM's script:
+#   GPUS_PER_NODE (8)  NUM_NODES (1)  NODE_RANK (0)  MASTER_ADDR (localhost)  MASTER_PORT (6000)
+# DRY_RUN=1 prints what the run would be on that many ranks and starts nothing.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(dirname "$here")
+name=$1
+shift
+
+GPUS_PER_NODE=${GPUS_PER_NODE:-8}
+NUM_NODES=${NUM_NODES:-1}
+NODE_RANK=${NODE_RANK:-0}
+MASTER_ADDR=${MASTER_ADDR:-localhost}
+MASTER_PORT=${MASTER_PORT:-6000}
+# Kernels reach the GPU in the order of their launch, so that communication is not overtaken by computation.
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+
+paths=()
+while [[ ${#paths[@]} -lt 4 && $# -gt 0 && $1 != -* ]]; do
+    paths+=("$1")
+    shift
+done
+case ${#paths[@]} in
+0) ;;
+4) set -- --save "${paths[0]}" --load "${paths[0]}" --tensorboard-dir "${paths[1]}" --vocab-file "${paths[2]}" \
+    --data-path "${paths[3]}" "$@" ;;
+*)
+    echo "error: give all of CHECKPOINT_PATH TENSORBOARD_LOGS_PATH VOCAB_FILE DATA_PATH, or none of them" >&2
+    exit 2
+    ;;
+esac
+
+# Beside the checkout's recipes lies bert_ds/; in an installed package the recipes lie inside bert_ds/.
+script=$root/bert_ds/pretrain.py
+[[ -f $script ]] || script=$(dirname "$root")/pretrain.py
+[[ -d $root/.venv/bin ]] && PATH=$root/.venv/bin:$PATH
+set -- "$script" --deepspeed_config "$root/ds_configs/$name.json" "$@"
+
+if [[ ${DRY_RUN:-0} != 0 ]]; then
+    exec python3 "$@" --dry-run --world-size $((GPUS_PER_NODE * NUM_NODES))
+elif [[ $NUM_NODES -eq 1 ]]; then
+    # DeepSpeed's launcher ends all ranks when one dies, and needs neither ssh nor hostfile on one machine.
+    devices=(--num_gpus "$GPUS_PER_NODE")
+    if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then
+        # --num_gpus would overlook this variable and take the first GPUs of the machine.
+        IFS=, read -ra visible <<<"$CUDA_VISIBLE_DEVICES"
+        if [[ ${#visible[@]} -lt $GPUS_PER_NODE ]]; then
+            echo "error: GPUS_PER_NODE=$GPUS_PER_NODE but CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES names" \
+                "${#visible[@]}. Fix: set GPUS_PER_NODE=${#visible[@]}." >&2
+            exit 2
+        fi
+        devices=(--include "localhost:$(cut -d, -f "1-$GPUS_PER_NODE" <<<"$CUDA_VISIBLE_DEVICES")")
+    fi
+    exec deepspeed "${devices[@]}" --master_port "$MASTER_PORT" "$@"
+else
+    # For several machines DeepSpeed's launcher wants a hostfile and ssh between them. torchrun is started once on each, as
+    # Megatron-LM's script is, which schedulers and containers allow.
+    exec torchrun --nproc_per_node "$GPUS_PER_NODE" --nnodes "$NUM_NODES" --node_rank "$NODE_RANK" \
+        --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" "$@"
+fi
