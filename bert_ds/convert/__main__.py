@@ -61,7 +61,8 @@ def _to_hf(arguments: argparse.Namespace) -> int:
 
 
 def _summary(report: ExportReport) -> str:
-    weights = ", ".join(report.weight_files[:1]) if len(report.weight_files) == 1 else f"{len(report.weight_files)} shards"
+    count = len(report.weight_files)
+    weights = report.weight_files[0] if count == 1 else f"{count} shards"
     return "\n".join([
         f"exported {report.source}",
         f"      to {report.out}: {report.architecture}, {report.num_parameters:,} parameters in {weights}",

@@ -78,9 +78,9 @@ def write_weights(
         for shape in zeros.values():
             yield torch.zeros(shape, dtype=dtype)
 
+    parameters = checkpoint.manifest.parameters
     shapes = [
-        (name, shape) for rule in rules
-        for name, shape in zip(rule.theirs, rule.their_shapes(checkpoint.manifest.parameters[rule.ours].shape), strict=True)
+        pair for rule in rules for pair in zip(rule.theirs, rule.their_shapes(parameters[rule.ours].shape), strict=True)
     ]
     specs = [TensorSpec(name, shape, dtype) for name, shape in (*shapes, *zeros.items())]
     return _write_shards(folder, specs, tensors(), max_shard_bytes)

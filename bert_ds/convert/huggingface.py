@@ -66,7 +66,7 @@ def export_to_huggingface(checkpoint: Path, out: Path, options: ExportOptions) -
     vocabulary = Vocabulary.from_file(str(source.vocabulary))
     raise_if_any(CheckpointError, _problems(source, config, vocabulary))
     dtype = DTYPES[options.dtype]
-    with output_folder(out, source=checkpoint, force=options.force, marker=CONFIG_FILE) as folder:
+    with output_folder(out, source=source.folder, force=options.force, marker=CONFIG_FILE) as folder:
         weight_files = write_weights(folder, source, config, dtype=dtype, untie=options.untie,
                                      max_shard_bytes=options.max_shard_bytes)
         write_config(folder, hf_config(config, pad_token_id=vocabulary.pad_id, dtype=options.dtype,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from bert_ds.checkpoint.format import Manifest
 from bert_ds.config.model import ModelConfig
@@ -39,11 +38,12 @@ def model_card(
         "## Training\n\n" + _table(_training_rows(manifest)),
     ]
     if manifest.metrics:
-        sections.append("## Last evaluation\n\n" + _table((name, f"{value:.4g}") for name, value in manifest.metrics.items()))
+        rows = ((metric, f"{value:.4g}") for metric, value in manifest.metrics.items())
+        sections.append("## Last evaluation\n\n" + _table(rows))
     if config.binary_head:
         sections.append(
-            "## Sentence order\n\nLabel 0 of the sentence head means that the two segments are in their original order, "
-            "label 1 that they were swapped. It was not trained to recognise a random second segment."
+            "## Sentence order\n\nLabel 0 of the sentence head means that the two segments are in their original "
+            "order, label 1 that they were swapped. It was not trained to recognise a random second segment."
         )
     sections.append(f"## Verification of this export\n\n{verification}")
     return "\n\n".join(sections) + "\n"
@@ -91,8 +91,8 @@ def _model_rows(config: ModelConfig, manifest: Manifest, dtype: str) -> Iterator
 
 
 def _training_rows(manifest: Manifest) -> Iterator[tuple[str, object]]:
-    """What the configuration in the checkpoint tells; a checkpoint that was not trained here may lack whole sections."""
-    config: Mapping[str, Mapping[str, Any]] = manifest.config  # type: ignore[assignment]
+    """What the checkpoint's configuration tells; one that was not made by training may lack whole sections."""
+    config = manifest.config
     data, engine, schedule = (config.get(section) or {} for section in ("data", "engine", "schedule"))
     row_length = config["model"].get("seq_length")
     yield "recipe", config.get("name")
@@ -115,6 +115,6 @@ def _training_rows(manifest: Manifest) -> Iterator[tuple[str, object]]:
                      f"{layout.pipeline_parallel} x data {layout.data_parallel}")
 
 
-def _table(rows: Any) -> str:
+def _table(rows: Iterable[tuple[str, object]]) -> str:
     lines = [f"| {name} | {str(value).replace('|', ' ')} |" for name, value in rows if value not in (None, "")]
     return "\n".join(("| | |", "|---|---|", *lines))

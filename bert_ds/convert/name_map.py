@@ -1,8 +1,8 @@
 """Our parameters and those of Hugging Face: one table, read both ways.
 
-H hidden, N heads, D head dim, V true vocabulary. pre-LN models are `megatron-bert` there, post-LN models are `bert`. Both
-have the same parameters and differ in the names of the LayerNorms only: our post-LN model counts every LayerNorm one place
-later (see model/transformer_layer.py), so its first one is that of the embeddings.
+D head dim. pre-LN models are `megatron-bert` there, post-LN models are `bert`. Both have the same parameters and differ
+in the names of the LayerNorms only: our post-LN model counts every LayerNorm one place later (see
+model/transformer_layer.py), so its first one is that of the embeddings.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def untied_rules(config: ModelConfig) -> tuple[Rule, ...]:
 
 
 def zero_tables(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Tensors that Hugging Face insists on and that a model without the binary head does not have; zero changes nothing."""
+    """Tensors that Hugging Face insists on and a model without the binary head lacks; zeros change nothing."""
     return {} if config.binary_head else {"bert.embeddings.token_type_embeddings.weight": (2, config.hidden_size)}
 
 

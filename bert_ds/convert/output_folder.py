@@ -51,5 +51,5 @@ def _check(out: Path, source: Path, *, force: bool, marker: str) -> None:
     if not force:
         raise CheckpointError.of("OUT", out, "exists already", "choose another folder, or replace it with --force")
     if not out.is_dir() or not ((out / marker).is_file() or not any(out.iterdir())):
-        raise CheckpointError.of("OUT", out, f"is no earlier output (it has no {marker}), so --force does not replace it",
+        raise CheckpointError.of("OUT", out, f"is no earlier output (it has no {marker}); --force does not replace it",
                                  "choose another folder, or remove this one yourself")
