@@ -59,12 +59,12 @@ def test_pipelines_that_would_train_wrongly_are_refused(flags: list[str], reason
         resolve_run([*argv, "--pipeline-model-parallel-size", "2"], world_size=2)
 
 
-@pytest.mark.parametrize("name", ["tiny", "110m", "340m", "4b", "20b"])
-def test_deepspeed_accepts_every_shipped_configuration(name: str) -> None:
+@pytest.mark.parametrize(("name", "ranks"), [("tiny", 8), ("110m", 8), ("340m", 8), ("4b", 8), ("20b", 16)])
+def test_deepspeed_accepts_every_shipped_configuration(name: str, ranks: int) -> None:
     from deepspeed.runtime.config import DeepSpeedConfig  # noqa: PLC0415: seconds, and only here
 
-    run = resolve_run(["--recipe", name], world_size=16)
-    completed = engine_json(run.config, 16) | {
+    run = resolve_run(["--recipe", name], world_size=ranks)
+    completed = engine_json(run.config, ranks) | {
         # Outside a process group DeepSpeed counts one rank.
         "train_batch_size": run.config.engine.micro_batch_size, "gradient_accumulation_steps": 1}
     accepted = DeepSpeedConfig(completed)
