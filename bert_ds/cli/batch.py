@@ -45,7 +45,8 @@ def _check(settings: Settings, micro: Given, total: Given, accumulation: Given, 
         return
     settings.problems.append(Problem(
         "train_batch_size", total.value,
-        f"is not micro batch {micro.value} x accumulation {accumulation.value} x data-parallel size {copies} = {product}",
+        f"is not micro batch {micro.value} x accumulation {accumulation.value} x data-parallel size {copies} = "
+        f"{product}",
         f"use {product}, or leave gradient_accumulation_steps out"))
 
 

@@ -53,7 +53,7 @@ def count_vocabulary(data: DataConfig) -> int | None:
 
 
 def _other_prefix(prefix: str) -> str | None:
-    """A repair when the data lie under a name that is easily mistaken: with or without suffix, documents for sentences."""
+    """A repair when the data lie under a name that is easily mistaken: a suffix, documents for sentences."""
     stem = prefix
     for ending in (*SUFFIXES, "_text_document", "_text_sentence"):
         stem = stem.removesuffix(ending)

@@ -37,8 +37,8 @@ def _decided(engine: EngineConfig, data_parallel_size: int) -> dict[str, Any]:
         "gradient_accumulation_steps": engine.accumulation(data_parallel_size),
         "gradient_clipping": engine.gradient_clipping,
         "zero_optimization": {"stage": engine.zero_stage},
-        # Integers travel between stages beside the activations; cut in pieces they arrive damaged. Layers are recomputed
-        # by the pipeline module itself.
+        # Integers travel between stages beside the activations; cut in pieces they arrive damaged. Layers are
+        # recomputed by the pipeline module itself.
         "pipeline": {"pipe_partitioned": False, "grad_partitioned": False, "activation_checkpoint_interval": 0},
         "fp16": {"enabled": False},
         "bf16": {"enabled": False},

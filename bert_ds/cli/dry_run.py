@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from bert_ds.cli.data_files import SUFFIXES, commands_that_make, count_vocabulary, data_prefixes, missing_data
+from bert_ds.cli.deepspeed_json import engine_json
 from bert_ds.cli.fields import SECTIONS, settings_of
 from bert_ds.cli.resolve import ResolvedRun
 from bert_ds.cli.settings import show
 from bert_ds.cli.shipped_files import display
-from bert_ds.cli.deepspeed_json import engine_json
 from bert_ds.config.memory import predict_memory
 from bert_ds.config.run import RunConfig
 from bert_ds.config.stages import stage_bounds
@@ -62,8 +62,8 @@ def _with_vocabulary(resolved: ResolvedRun) -> tuple[ResolvedRun, tuple[str, ...
         resolved = replace(resolved, config=run, origins={**resolved.origins, "model.vocab_size": run.data.vocab_file})
         source = f"read from {run.data.vocab_file}"
     model = run.model
-    return resolved, (f"{model.vocab_size:,} entries ({source}), padded to {model.padded_vocab_size:,} rows, a multiple "
-                      f"of {model.make_vocab_size_divisible_by}",)
+    return resolved, (f"{model.vocab_size:,} entries ({source}), padded to {model.padded_vocab_size:,} rows, a "
+                      f"multiple of {model.make_vocab_size_divisible_by}",)
 
 
 def _files(resolved: ResolvedRun) -> Iterator[str]:
@@ -104,8 +104,8 @@ def _batch(resolved: ResolvedRun) -> Iterator[str]:
     copies, stages = run.parallel.data_parallel_size(resolved.world_size), run.parallel.pipeline_model_parallel_size
     engine = run.engine
     accumulation = engine.accumulation(copies)
-    yield (f"global batch {engine.global_batch_size} = micro batch {engine.micro_batch_size} x data parallel {copies} x "
-           f"accumulation {accumulation}")
+    yield (f"global batch {engine.global_batch_size} = micro batch {engine.micro_batch_size} x data parallel "
+           f"{copies} x accumulation {accumulation}")
     yield (f"{engine.global_batch_size * run.model.seq_length:,} tokens an iteration, "
            f"{run.data.predictions_per_row(run.model.seq_length)} predictions kept a row")
     yield f"{engine.global_batch_size * run.schedule.train_iters:,} rows in {run.schedule.train_iters:,} iterations"

@@ -1,4 +1,4 @@
-"""The table of flags. Names are Megatron-LM's where Megatron has the setting; type, default and help are the field's."""
+"""The table of flags: Megatron-LM's names where Megatron has the setting; type, default and help are the field's."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def _dashed(word: str) -> str:
 
 def _unknown(rest: Sequence[str]) -> list[Problem]:
     known = [flag.name for flag in FLAGS] + ["--deepspeed_config", "--recipe", "--dry-run", "--world-size"]
-    problems = []
+    problems: list[Problem] = []
     for word in rest:
         if not word.startswith("-"):
             if not problems:

@@ -45,7 +45,7 @@ def _read_section(section: str, values: dict[Any, Any], origin: str, settings: S
 
 def _load(path: Path, origin: str) -> dict[Any, Any]:
     try:
-        loaded = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)  # noqa: S506: a subclass of the safe loader
+        loaded = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise ConfigError.of("recipe", origin, " ".join(str(error).split()), "repair the file") from error
     if not isinstance(loaded, dict):

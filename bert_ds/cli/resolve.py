@@ -64,7 +64,7 @@ def resolve_run(argv: Sequence[str], *, world_size: int) -> ResolvedRun:
 
 
 def _find_files(line: CommandLine, settings: Settings) -> tuple[Path | None, Path | None]:
-    """Recipe and JSON; one that is not named is the one that has the other's name. Raises when a named one is missing."""
+    """Recipe and JSON; one that is not named is the one with the other's name. Raises when a named one is missing."""
     options = line.options
     recipe = config = None
     if options.recipe is not None:

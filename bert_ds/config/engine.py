@@ -81,6 +81,11 @@ class EngineConfig:
         if self.zero_stage not in (0, 1):
             yield Problem("zero_optimization.stage", self.zero_stage,
                           "the pipeline engine serves stages 0 and 1 only", "use stage 1")
+        if self.gradient_clipping < 0:
+            yield Problem("gradient_clipping", self.gradient_clipping, "is negative", "use 1.0, or 0 for none")
+        yield from self._optimizer_problems()
+
+    def _optimizer_problems(self) -> Iterator[Problem]:
         if self.grad_accum_dtype not in (None, "fp32", self.precision):
             yield Problem("data_types.grad_accum_dtype", self.grad_accum_dtype,
                           f"does not fit a run in {self.precision}", "use fp32")
@@ -93,5 +98,3 @@ class EngineConfig:
         if self.activation_checkpoint_interval < 0:
             yield Problem("pipeline.activation_checkpoint_interval", self.activation_checkpoint_interval,
                           "is negative", "use 0 to keep all activations")
-        if self.gradient_clipping < 0:
-            yield Problem("gradient_clipping", self.gradient_clipping, "is negative", "use 1.0, or 0 for none")

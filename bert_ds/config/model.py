@@ -60,7 +60,7 @@ class ModelConfig:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the word table: vocab_size rounded up, so that neither losses nor checkpoints depend on the layout."""
+        """Rows of the word table: vocab_size rounded up; neither losses nor checkpoints depend on the layout."""
         multiple = self.make_vocab_size_divisible_by
         return -(-self.vocab_size // multiple) * multiple
 

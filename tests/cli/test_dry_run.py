@@ -51,12 +51,13 @@ def test_the_vocabulary_file_decides_the_size(folder: Path) -> None:
     told = dry("--recipe", "tiny", "--vocab-file", "vocab.txt")
     assert "1,000 entries (read from vocab.txt), padded to 1,024 rows" in told
     with pytest.raises(ConfigError, match="padded vocabulary 1000"):
-        dry("--recipe", "tiny", "--vocab-file", "vocab.txt", "--make-vocab-size-divisible-by", "1", "--num-attention-heads",
-            "16", "--tensor-model-parallel-size", "16", "--world-size", "16")
+        dry("--recipe", "tiny", "--vocab-file", "vocab.txt", "--make-vocab-size-divisible-by", "1",
+            "--num-attention-heads", "16", "--tensor-model-parallel-size", "16", "--world-size", "16")
 
 
 def test_missing_data_is_told_with_what_makes_it(folder: Path) -> None:
-    data = resolve_run(["--recipe", "tiny", "--data-path", "0.3", "own_text_document", "0.7", "more"], world_size=1).config.data
+    data = resolve_run(["--recipe", "tiny", "--data-path", "0.3", "own_text_document", "0.7", "more"],
+                       world_size=1).config.data
     problems = [str(problem) for problem in missing_data(data)]
     assert len(problems) == 3
     assert "python -m bert_ds.build_vocab" in problems[0] and "data.vocab_file=data/vocab.txt" in problems[0]
