@@ -35,6 +35,9 @@ class Layout:
     dp: int = 1
 
 
+ONE_RANK = Layout()
+
+
 def model_config(**changes: object) -> ModelConfig:
     """A model of 2 layers; 32 tokens are padded to 40."""
     shape = dict(num_layers=2, hidden_size=24, num_attention_heads=4, ffn_hidden_size=40, seq_length=16,
@@ -68,7 +71,7 @@ def write_vocabulary_file(path: Path, tokens: Sequence[str] = TOKENS) -> Path:
 
 
 def save(
-    save_dir: Path, config: ModelConfig, tensors: dict[str, Tensor], *, step: int = 100, layout: Layout = Layout(),
+    save_dir: Path, config: ModelConfig, tensors: dict[str, Tensor], *, step: int = 100, layout: Layout = ONE_RANK,
     tokenizer_type: str = "BertWordPieceLowerCase",
 ) -> Path:
     """Saves `tensors` as `layout` would; returns the folder of the checkpoint."""
