@@ -64,6 +64,25 @@ class EngineConfig:
 
     def problems(self, data_parallel_size: int) -> Iterator[Problem]:
         """Everything that is wrong with the engine's settings, given the data-parallel size."""
+        yield from self._batch_problems(data_parallel_size)
+        yield from self.layout_free_problems()
+
+    def layout_free_problems(self) -> Iterator[Problem]:
+        """What is wrong whatever the data-parallel size."""
+        if self.precision not in PRECISIONS:
+            yield Problem("precision", self.precision, "is not a known choice", f"use one of {', '.join(PRECISIONS)}")
+        if self.grad_accum_dtype not in (None, "fp32", self.precision):
+            yield Problem("data_types.grad_accum_dtype", self.grad_accum_dtype,
+                          f"does not fit a run in {self.precision}", "use fp32")
+        if self.zero_stage not in (0, 1):
+            yield Problem("zero_optimization.stage", self.zero_stage,
+                          "the pipeline engine serves stages 0 and 1 only", "use stage 1")
+        if self.activation_checkpoint_interval < 0:
+            yield Problem("pipeline.activation_checkpoint_interval", self.activation_checkpoint_interval,
+                          "is negative", "use 0 to keep all activations")
+        yield from self._optimizer_problems()
+
+    def _batch_problems(self, data_parallel_size: int) -> Iterator[Problem]:
         micro, total = self.micro_batch_size, self.global_batch_size
         if micro < 1 or total < 1:
             yield Problem("train_micro_batch_size_per_gpu", micro, "batch sizes must be at least 1",
@@ -76,25 +95,13 @@ class EngineConfig:
                           f"is not micro batch {micro} x data-parallel size {data_parallel_size} x accumulation",
                           f"use {lower} or {lower + unit}, or a micro batch that divides "
                           f"{total // data_parallel_size or 1}")
-        if self.precision not in PRECISIONS:
-            yield Problem("precision", self.precision, "is not a known choice", f"use one of {', '.join(PRECISIONS)}")
-        if self.zero_stage not in (0, 1):
-            yield Problem("zero_optimization.stage", self.zero_stage,
-                          "the pipeline engine serves stages 0 and 1 only", "use stage 1")
-        if self.gradient_clipping < 0:
-            yield Problem("gradient_clipping", self.gradient_clipping, "is negative", "use 1.0, or 0 for none")
-        yield from self._optimizer_problems()
 
     def _optimizer_problems(self) -> Iterator[Problem]:
-        if self.grad_accum_dtype not in (None, "fp32", self.precision):
-            yield Problem("data_types.grad_accum_dtype", self.grad_accum_dtype,
-                          f"does not fit a run in {self.precision}", "use fp32")
+        if self.gradient_clipping < 0:
+            yield Problem("gradient_clipping", self.gradient_clipping, "is negative", "use 1.0, or 0 for none")
         if not 0 < self.lr:
             yield Problem("optimizer.params.lr", self.lr, "is not positive", "use 1e-4")
         if not all(0 <= beta < 1 for beta in self.betas):
             yield Problem("optimizer.params.betas", list(self.betas), "are not below 1", "use [0.9, 0.999]")
         if self.weight_decay < 0:
             yield Problem("optimizer.params.weight_decay", self.weight_decay, "is negative", "use 0.01")
-        if self.activation_checkpoint_interval < 0:
-            yield Problem("pipeline.activation_checkpoint_interval", self.activation_checkpoint_interval,
-                          "is negative", "use 0 to keep all activations")

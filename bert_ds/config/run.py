@@ -41,7 +41,9 @@ class RunConfig:
         yield from layout
         if self.parallel.pipeline_model_parallel_size > 1:
             yield from self._pipeline_problems()
-        if not layout:
+        if layout:
+            yield from self.engine.layout_free_problems()
+        else:
             yield from self.engine.problems(self.parallel.data_parallel_size(world_size))
 
     def _pipeline_problems(self) -> Iterator[Problem]:
