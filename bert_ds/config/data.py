@@ -37,7 +37,7 @@ class DataConfig:
 
     def predictions_per_row(self, seq_length: int, sequences_per_row: int = 1) -> int:
         """Masked positions kept of a row: all that masking may choose, rounded up to a multiple of 8."""
-        return -(-math.floor(self.mask_prob * seq_length + sequences_per_row / 2) // 8) * 8
+        return 8 * math.ceil((self.mask_prob * seq_length + sequences_per_row / 2) / 8)
 
     def problems(self) -> Iterator[Problem]:
         """Everything that is wrong with these settings before any file is opened."""
