@@ -128,7 +128,7 @@ def test_sentences_are_plain_prose_and_one_a_document(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gpus, ranks", [(1, 1), (2, 2), (3, 2), (8, 8)])
 def test_gpus_share_the_global_batch(tmp_path: Path, gpus: int, ranks: int) -> None:
     step, used = path.pretrain(DemoFiles(tmp_path), gpus)
-    assert used == ranks and step.launcher[-2:] == ("--num_gpus", str(ranks))
+    assert used == ranks and (step.launcher[-2:] == ("--num_gpus", str(ranks))) == (ranks != gpus)
     engine = resolve_run(step.command[1:], world_size=ranks).config.engine
     assert engine.micro_batch_size * ranks * engine.accumulation(ranks) == engine.global_batch_size
 

@@ -55,7 +55,8 @@ def pretrain(files: DemoFiles, gpus: int) -> tuple[Step, int]:
                  "--tensorboard-dir", str(files.run)),
                 outputs=(files.checkpoints, files.run), sources=(config, recipe), resumes=True,
                 environment={} if gpus else {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
-                launcher=(*_deepspeed(), *_master_port(), "--num_gpus", str(ranks)))
+                # Without --num_gpus the launcher takes all GPUs, or those that CUDA_VISIBLE_DEVICES names.
+                launcher=(*_deepspeed(), *_master_port(), *(() if ranks == gpus else ("--num_gpus", str(ranks)))))
     return step, ranks
 
 
