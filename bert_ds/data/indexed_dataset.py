@@ -18,6 +18,8 @@ Source of the format: Megatron-LM, megatron/core/datasets/indexed_dataset.py.
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import mmap
 import os
 import shutil
@@ -25,6 +27,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numba
 import numpy as np
@@ -44,6 +47,8 @@ _HEADER = struct.Struct("<9sQBQQ")
 _SUFFIXES = (".bin", ".idx", ".documents")
 _BUFFER_BYTES = 1 << 20
 _CHUNK_SENTENCES = 1 << 20
+_FINGERPRINT_BLOCK = 1 << 18
+_FINGERPRINT_BLOCKS = 256
 _SETTING = "--data-path"
 _REMAKE = "make the pair again with `python -m bert_ds.preprocess_data`, or copy both files again"
 _HOW_TO_MAKE = (
@@ -192,7 +197,7 @@ class IndexedDataset:
         for suffix in (".idx", ".bin"):
             if not Path(prefix + suffix).is_file():
                 raise DataError.of(_SETTING, prefix, f"there is no file {prefix}{suffix}", _repair_of_missing(prefix))
-        index = _map(f"{prefix}.idx")
+        self._index = index = _map(f"{prefix}.idx")
         self.dtype, num_sentences, num_boundaries = _checked_header(prefix, index)
         lengths_end = _HEADER.size + 4 * num_sentences
         pointers_end = lengths_end + 8 * num_sentences
@@ -204,7 +209,7 @@ class IndexedDataset:
         """[documents + 1], first sentence of each document, and the number of sentences."""
         bin_bytes = Path(f"{prefix}.bin").stat().st_size
         _check_ends(self, bin_bytes)
-        self.tokens: NDArray[np.generic] = np.frombuffer(_map(f"{prefix}.bin"), self.dtype)
+        self.tokens: NDArray[Any] = np.frombuffer(_map(f"{prefix}.bin"), self.dtype)
         """[tokens], all sentences back to back."""
 
     def __len__(self) -> int:
@@ -220,6 +225,20 @@ class IndexedDataset:
     @property
     def num_documents(self) -> int:
         return len(self.document_indices) - 1
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Hex digest that tells this index from others: of all of .idx, of evenly spread blocks when it is large.
+
+        It does not depend on where the files lie or when they were written. Since offsets add up, almost any change of
+        the text moves all the later ones.
+        """
+        digest = hashlib.sha256(f"{len(self._index)} {self.tokens.nbytes}".encode())
+        last = max(len(self._index) - _FINGERPRINT_BLOCK, 0)
+        step = max(last // _FINGERPRINT_BLOCKS, _FINGERPRINT_BLOCK)
+        for offset in (*range(0, last, step), last):
+            digest.update(self._index[offset:offset + _FINGERPRINT_BLOCK])
+        return digest.hexdigest()
 
     def verify(self) -> None:
         """Checks every entry of the index (reads all of .idx); raises DataError naming the first that is wrong."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -26,10 +27,13 @@ from bert_ds.data.mersenne_twister import (
     start_32,
     start_64,
 )
-from bert_ds.errors import DataError
+from bert_ds.errors import DataError, UserError
 
 LONGEST_SENTENCE = 512
 """A document with a longer sentence is left out, unless the sentence is its only one."""
+
+ALGORITHM_VERSION = 1
+"""Changes whenever the same settings would give other rows."""
 
 _LARGEST_UINT32 = 2**32 - 1
 _SERVES, _TOO_FEW_SENTENCES, _LONG_SENTENCE = 1, 2, 3
@@ -51,6 +55,18 @@ class MappingSettings:
     """0 <= seed < 2^31 - 1."""
     min_sentences: int
     """2 with a sentence-order label, else 1; shorter documents are left out."""
+
+
+class _Corpus(NamedTuple):
+    boundaries: NDArray[np.int64]
+    lengths: NDArray[np.int32]
+    serves: NDArray[np.bool_]
+
+
+class _Rules(NamedTuple):
+    max_tokens: int
+    short_row_ratio: int
+    min_sentences: int
 
 
 def build_mapping(boundaries: NDArray[np.int64], lengths: NDArray[np.int32], settings: MappingSettings, *,
@@ -85,7 +101,7 @@ def _short_row_ratio(short_seq_prob: float) -> int:
     return math.floor(inverse) + (inverse - math.floor(inverse) >= 0.5)
 
 
-def _nothing_serves(source: str, documents: int, too_few: int, too_long: int, min_sentences: int) -> Exception:
+def _nothing_serves(source: str, documents: int, too_few: int, too_long: int, min_sentences: int) -> UserError:
     repairs = ["split long sentences before preprocessing"] if too_long else []
     if too_few and min_sentences > 1:
         repairs.append("preprocess with --split-sentences, give texts of several sentences, or train without the "
@@ -103,15 +119,15 @@ def _collect_rows(boundaries: NDArray[np.int64], lengths: NDArray[np.int32], ser
                   settings: MappingSettings, rows_type: type[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
     """Rows of whole epochs in the order of the text; there must be a document that serves."""
     rows = np.empty((settings.num_samples + settings.num_samples // 8 + len(boundaries), 3), rows_type)
+    corpus = _Corpus(boundaries, lengths, serves)
+    rules = _Rules(settings.max_tokens, _short_row_ratio(settings.short_seq_prob), settings.min_sentences)
     stream = new_stream_32()
     at = start_32(stream, settings.seed)
-    ratio = _short_row_ratio(settings.short_seq_prob)
     count = 0
     while count < settings.num_samples:
         document = 0
         while document < len(serves):
-            document, count, at = _append_rows(boundaries, lengths, serves, settings.max_tokens, ratio,
-                                               settings.min_sentences, document, rows, count, stream, at)
+            document, count, at = _append_rows(corpus, rules, document, rows, count, stream, at)
             if document < len(serves):
                 rows = _grown(rows, count)
     return rows[:count]
@@ -142,11 +158,14 @@ def _judge(boundaries: NDArray[np.int64], lengths: NDArray[np.int32], min_senten
 
 
 @numba.njit(cache=True, nogil=True)
-def _append_rows(boundaries: NDArray[np.int64], lengths: NDArray[np.int32], serves: NDArray[np.bool_], max_tokens: int,
-                 ratio: int, min_sentences: int, document: int, rows: NDArray[np.unsignedinteger], count: int,
+def _append_rows(corpus: _Corpus, rules: _Rules, document: int, rows: NDArray[np.unsignedinteger], count: int,
                  stream: Stream, at: int) -> tuple[int, int, int]:
-    """Appends rows from `document` on. Returns the document at which `rows` became too small, the rows, the next word.
+    """Appends rows from `document` on.
+
+    Returns the document at which `rows` became too small, the number of rows and the stream's next word.
     """
+    boundaries, lengths, serves = corpus
+    max_tokens, ratio, min_sentences = rules
     while document < len(serves):
         first, end = boundaries[document], boundaries[document + 1]
         if not serves[document]:

@@ -1,0 +1,340 @@
+"""The kernel that builds masked rows, equal to Megatron-LM 0.16 bit for bit.
+
+A sample is a pure function of (seed + its index): the order of the draws from its random stream is part of the format.
+S sequence length, P predictions kept per row, V vocabulary, B rows.
+Source of the rules: Megatron-LM, megatron/core/datasets/bert_dataset.py and masked_dataset.py.
+
+Kernels that call each other stand in one file, the generator excepted: numba compiles a cached kernel again only when
+its own file has changed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from bert_ds.data.mersenne_twister import (
+    LAST_START_32,
+    Stream,
+    as_double,
+    bits_of,
+    draw_below,
+    new_stream_32,
+    refill_32,
+    start_32,
+)
+from bert_ds.data.samples import UNUSED_LABEL, SampleBatch
+from bert_ds.data.vocabulary import Vocabulary
+
+BUILT, OUTSIDE_MAPPING, DAMAGED, UNKNOWN_TOKEN, TOO_MANY_PREDICTIONS = range(5)
+"""What became of a row."""
+
+NGRAM_SIZES = 3
+"""Up to this many whole words are masked together."""
+
+_WORD, _CONTINUATION, _BOUNDARY = range(3)
+_SHARE_MASK_TOKEN = 0.8
+_SHARE_KEPT_OF_REST = 0.5
+
+
+class Corpus(NamedTuple):
+    """Arrays of an IndexedDataset."""
+
+    tokens: NDArray[np.integer]
+    lengths: NDArray[np.int32]
+    pointers: NDArray[np.int64]
+
+
+class Rules(NamedTuple):
+    """How rows are built from sentences."""
+
+    token_kinds: NDArray[np.uint8]
+    """[V]; whether a token starts a word, continues one or is [CLS] or [SEP]."""
+    ngram_cdf: NDArray[np.float64]
+    """[NGRAM_SIZES], distribution of the number of words masked together."""
+    pad_id: int
+    cls_id: int
+    sep_id: int
+    mask_id: int
+    mask_prob: float
+    sentence_order: bool
+    """Whether a row has two segments and a sentence-order label."""
+    seed: int
+
+
+class _Scratch(NamedTuple):
+    positions: NDArray[np.int32]
+    """[S], places of the tokens that may be masked, word by word."""
+    word_starts: NDArray[np.int32]
+    """[S + 1], where each word begins in `positions`."""
+    order: NDArray[np.int32]
+    """[S], the words, shuffled."""
+    labels: NDArray[np.int32]
+    """[S], original id where masked, else -1."""
+
+
+def predictions_per_row(seq_length: int, mask_prob: float, sequences_per_row: int = 1) -> int:
+    """P: room for the masked tokens of a row, a multiple of 8 (80 for 512 at 15 %).
+
+    A sequence has at most mask_prob x its target of them, and each sequence may round up by a half.
+    """
+    return 8 * math.ceil((mask_prob * seq_length + sequences_per_row / 2) / 8)
+
+
+def rules_for(vocabulary: Vocabulary, *, mask_prob: float, sentence_order: bool, seed: int) -> Rules:
+    """The rules of Megatron's defaults: whole words, n-grams of 1 to 3 words with shares proportional to 1/n."""
+    kinds = np.where(vocabulary.is_continuation, _CONTINUATION, _WORD).astype(np.uint8)
+    kinds[[vocabulary.cls_id, vocabulary.sep_id]] = _BOUNDARY
+    shares = 1.0 / np.arange(1, NGRAM_SIZES + 1)
+    # Divided twice, then by the last sum: the rounding decides which n a draw gives.
+    shares /= shares.sum()
+    cumulated = (shares / shares.sum()).cumsum()
+    return Rules(
+        token_kinds=kinds, ngram_cdf=cumulated / cumulated[-1],
+        pad_id=vocabulary.pad_id, cls_id=vocabulary.cls_id, sep_id=vocabulary.sep_id, mask_id=vocabulary.mask_id,
+        mask_prob=mask_prob, sentence_order=sentence_order, seed=seed,
+    )
+
+
+@numba.njit(cache=True, nogil=True)
+def build_rows(corpus: Corpus, mapping: NDArray[np.unsignedinteger], rules: Rules, indices: NDArray[np.int64],
+               rows: NDArray[np.int64], batch: SampleBatch) -> tuple[int, int, int]:
+    """Builds sample indices[k] into row rows[k] of `batch`, for all k.
+
+    Reads nothing outside the arrays, whatever they hold. Returns (BUILT, 0, 0), or at the first failure what it was,
+    its k, and for UNKNOWN_TOKEN the id.
+    """
+    seq_length = batch.input_ids.shape[1]
+    stream = new_stream_32()
+    scratch = _Scratch(np.empty(seq_length, np.int32), np.empty(seq_length + 1, np.int32),
+                       np.empty(seq_length, np.int32), np.empty(seq_length, np.int32))
+    for k in range(len(indices)):
+        index, row = indices[k], rows[k]
+        if not 0 <= index < len(mapping):
+            return OUTSIDE_MAPPING, k, 0
+        sample = (np.int64(mapping[index, 0]), np.int64(mapping[index, 1]), np.int64(mapping[index, 2]))
+        if not _is_sound(corpus, sample, seq_length, rules.sentence_order):
+            return DAMAGED, k, 0
+        at = start_32(stream, rules.seed + index)
+        length, at, unknown = _lay_out_sentences(corpus, rules, sample, batch, row, stream, at)
+        if length == 0:
+            return UNKNOWN_TOKEN, k, unknown
+        ids = batch.input_ids[row, :length]
+        num_words = _find_words(ids, rules.token_kinds, scratch)
+        at = _shuffle_words(scratch.order, num_words, stream, at)
+        # A float, rounded half to even; [CLS] and [SEP] count.
+        budget = min(rules.mask_prob * sample[2], max(1.0, np.rint(length * rules.mask_prob)))
+        _mask_words(ids, budget, num_words, rules, scratch, stream, at)
+        if not _write_predictions(scratch.labels[:length], batch.masked_positions[row], batch.masked_labels[row]):
+            return TOO_MANY_PREDICTIONS, k, 0
+    return BUILT, 0, 0
+
+
+@numba.njit(cache=True, nogil=True)
+def _is_sound(corpus: Corpus, sample: tuple[int, int, int], seq_length: int, sentence_order: bool) -> bool:
+    """Whether the sample's sentences lie inside the corpus, back to back, and its target fits the row."""
+    start, end, target = sample
+    if not 0 <= start < end <= len(corpus.lengths) or end - start < (2 if sentence_order else 1):
+        return False
+    if not 2 <= target <= seq_length - 3:
+        return False
+    itemsize = np.int64(corpus.tokens.itemsize)
+    corpus_bytes = len(corpus.tokens) * itemsize
+    expected = corpus.pointers[start]
+    if expected < 0 or expected % itemsize != 0:
+        return False
+    for sentence in range(start, end):
+        length = np.int64(corpus.lengths[sentence])
+        if corpus.pointers[sentence] != expected or length < 0 or length * itemsize > corpus_bytes - expected:
+            return False
+        expected += length * itemsize
+    return True
+
+
+@numba.njit(cache=True, nogil=True)
+def _lay_out_sentences(corpus: Corpus, rules: Rules, sample: tuple[int, int, int], batch: SampleBatch, row: int,
+                       stream: Stream, at: int) -> tuple[int, int, int]:
+    """Writes [CLS] A [SEP] B [SEP] and padding.
+
+    Returns the length without padding, the stream's next word, 0; or length 0 and an id outside the vocabulary.
+    """
+    start, end, target = sample
+    tokens, pointers = corpus.tokens, corpus.pointers
+    begin = pointers[start] // tokens.itemsize
+    close = pointers[end - 1] // tokens.itemsize + corpus.lengths[end - 1]
+    first, second = (begin, close), (close, close)
+    order_label = UNUSED_LABEL
+    if rules.sentence_order:
+        pivot, at = draw_below(stream, at, end - start - 1)
+        middle = pointers[start + 1 + pivot] // tokens.itemsize
+        first, second = (begin, middle), (middle, close)
+        if at > LAST_START_32:
+            at = refill_32(stream, at)
+        order_label = 0
+        if as_double(stream[at], stream[at + 1]) < 0.5:
+            first, second = second, first
+            order_label = 1
+        at += 2
+    first, second, at, truncated = _truncate(first, second, target, stream, at)
+    batch.sentence_order_labels[row, 0] = order_label
+    batch.truncated[row] = truncated
+
+    ids, types, segments = batch.input_ids[row], batch.token_type_ids[row], batch.segment_ids[row]
+    ids[0] = rules.cls_id
+    first_end, unknown = _copy_segment(tokens, first, rules, ids, 1)
+    length = first_end
+    if length != 0 and second[1] > second[0]:
+        length, unknown = _copy_segment(tokens, second, rules, ids, first_end)
+    if length == 0:
+        return 0, at, unknown
+    ids[length:] = rules.pad_id
+    types[:first_end] = 0
+    types[first_end:length] = 1
+    types[length:] = 0
+    segments[:length] = 1
+    segments[length:] = 0
+    return length, at, 0
+
+
+@numba.njit(cache=True, nogil=True)
+def _truncate(first: tuple[int, int], second: tuple[int, int], target: int, stream: Stream,
+              at: int) -> tuple[tuple[int, int], tuple[int, int], int, bool]:
+    """Drops tokens from either end of the longer segment (the second when equal) until both have `target` together."""
+    first_begin, first_end = first
+    second_begin, second_end = second
+    surplus = first_end - first_begin + second_end - second_begin - target
+    for _ in range(surplus):
+        if at > LAST_START_32:
+            at = refill_32(stream, at)
+        from_front = as_double(stream[at], stream[at + 1]) < 0.5
+        at += 2
+        if first_end - first_begin > second_end - second_begin:
+            first_begin += from_front
+            first_end -= not from_front
+        else:
+            second_begin += from_front
+            second_end -= not from_front
+    return (first_begin, first_end), (second_begin, second_end), at, surplus > 0
+
+
+@numba.njit(cache=True, nogil=True)
+def _copy_segment(tokens: NDArray[np.integer], segment: tuple[int, int], rules: Rules, ids: NDArray[np.int32],
+                  place: int) -> tuple[int, int]:
+    """Writes tokens and [SEP] to ids[place:]. Returns the place behind them and 0; or 0 and an id that is unknown."""
+    vocab_size = len(rules.token_kinds)
+    for i in range(segment[0], segment[1]):
+        token = np.int64(tokens[i])
+        if not 0 <= token < vocab_size:
+            return 0, token
+        ids[place] = token
+        place += 1
+    ids[place] = rules.sep_id
+    return place + 1, 0
+
+
+@numba.njit(cache=True, nogil=True)
+def _find_words(ids: NDArray[np.int32], token_kinds: NDArray[np.uint8], scratch: _Scratch) -> int:
+    """Lists the tokens that may be masked, word by word, and resets labels and order. Returns the number of words.
+
+    A continuation joins the word before it, even across a [SEP].
+    """
+    positions, word_starts, order, labels = scratch.positions, scratch.word_starts, scratch.order, scratch.labels
+    num_words = num_positions = 0
+    for i in range(len(ids)):
+        labels[i] = -1
+        kind = token_kinds[ids[i]]
+        if kind == _BOUNDARY:
+            continue
+        if kind == _WORD or num_words == 0:
+            word_starts[num_words] = num_positions
+            order[num_words] = num_words
+            num_words += 1
+        positions[num_positions] = i
+        num_positions += 1
+    word_starts[num_words] = num_positions
+    return num_words
+
+
+@numba.njit(cache=True, nogil=True)
+def _shuffle_words(order: NDArray[np.int32], num_words: int, stream: Stream, at: int) -> int:
+    """RandomState.shuffle of a list of `num_words`. Returns the stream's next word."""
+    for i in range(num_words - 1, 0, -1):
+        largest, bits = np.uint32(i), bits_of(i)
+        if at > LAST_START_32:
+            at = refill_32(stream, at)
+        value = stream[at] & bits
+        at += 1
+        while value > largest:
+            if at > LAST_START_32:
+                at = refill_32(stream, at)
+            value = stream[at] & bits
+            at += 1
+        kept = order[i]
+        order[i] = order[value]
+        order[value] = kept
+    return at
+
+
+@numba.njit(cache=True, nogil=True)
+def _mask_words(ids: NDArray[np.int32], budget: float, num_words: int, rules: Rules, scratch: _Scratch,
+                stream: Stream, at: int) -> None:
+    """Masks n-grams of words in the shuffled order until `budget` tokens are masked; sets their labels."""
+    positions, word_starts, order, labels = scratch.positions, scratch.word_starts, scratch.order, scratch.labels
+    one_word, two_words = rules.ngram_cdf[0], rules.ngram_cdf[1]
+    mask_id, vocab_size = rules.mask_id, len(rules.token_kinds)
+    num_masked = 0
+    for k in range(num_words):
+        if num_masked >= budget:
+            return
+        if at > LAST_START_32:
+            at = refill_32(stream, at)
+        uniform = as_double(stream[at], stream[at + 1])
+        at += 2
+        word = order[k]
+        size = 1 + (uniform >= one_word) + (uniform >= two_words)
+        begin, end = word_starts[word], word_starts[min(word + size, num_words)]
+        while size > 1 and num_masked + end - begin > budget:
+            size -= 1
+            end = word_starts[min(word + size, num_words)]
+        if num_masked + end - begin > budget or _is_taken(labels, positions, begin, end):
+            continue
+        for place in positions[begin:end]:
+            labels[place] = ids[place]
+            if at > LAST_START_32:
+                at = refill_32(stream, at)
+            if as_double(stream[at], stream[at + 1]) < _SHARE_MASK_TOKEN:
+                ids[place] = mask_id
+                at += 2
+            elif as_double(stream[at + 2], stream[at + 3]) >= _SHARE_KEPT_OF_REST:
+                ids[place], at = draw_below(stream, at + 4, vocab_size)
+            else:
+                at += 4
+        num_masked += end - begin
+
+
+@numba.njit(cache=True, nogil=True)
+def _is_taken(labels: NDArray[np.int32], positions: NDArray[np.int32], begin: int, end: int) -> bool:
+    for i in range(begin, end):
+        if labels[positions[i]] >= 0:
+            return True
+    return False
+
+
+@numba.njit(cache=True, nogil=True)
+def _write_predictions(labels: NDArray[np.int32], positions: NDArray[np.int32], out: NDArray[np.int32]) -> bool:
+    """Lists the masked places in ascending order, with their labels; False when there are more than fit."""
+    count = 0
+    for i in range(len(labels)):
+        if labels[i] >= 0:
+            if count == len(positions):
+                return False
+            positions[count] = i
+            out[count] = labels[i]
+            count += 1
+    positions[count:] = 0
+    out[count:] = UNUSED_LABEL
+    return True
