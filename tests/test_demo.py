@@ -18,7 +18,7 @@ from bert_ds.demo import path
 from bert_ds.demo.files import DemoFiles
 from bert_ds.demo.held_out import hide, sentences_to_fill
 from bert_ds.demo.outcome import Outcome
-from bert_ds.demo.steps import Step, StepFailed, Steps
+from bert_ds.demo.steps import Step, StepError, Steps
 
 ROOT = Path(__file__).resolve().parent.parent
 MakeStep = Callable[..., Step]
@@ -78,14 +78,14 @@ def test_a_failed_step_ends_the_path_and_resumes_if_it_can(
     output = tmp_path / "train"
     failing = make_step("train", code=f"open({str(output)!r}, 'a').write('begun\\n'); exit(3)", resumes=resumes)
     for _ in range(2):
-        with pytest.raises(StepFailed, match="train failed with exit code 3") as failure:
+        with pytest.raises(StepError, match="train failed with exit code 3") as failure:
             run_all(tmp_path, failing)
         assert failure.value.code == 3
     assert lines(output) == left
 
 
 def test_a_step_that_runs_too_long_is_ended(make_step: MakeStep, tmp_path: Path) -> None:
-    with pytest.raises(StepFailed) as failure:
+    with pytest.raises(StepError) as failure:
         run_all(tmp_path, make_step("slow", code="import time; time.sleep(60)"), limit_s=0.5)
     assert failure.value.code == 128 + signal.SIGTERM
 
@@ -95,7 +95,7 @@ def test_a_signal_waits_for_the_step_to_save(tmp_path: Path) -> None:
               "flush=True), sys.exit(143))); print('ready', flush=True); time.sleep(60)")
     demo = ("import sys; from pathlib import Path; from bert_ds.demo.steps import *\n"
             f"try: Steps(Path({str(tmp_path)!r}), total=1, limit_s=60).run(Step('s', '', (sys.executable, '-c', "
-            f"{saving!r})))\nexcept StepFailed as error: print(error); sys.exit(error.code)")
+            f"{saving!r})))\nexcept StepError as error: print(error); sys.exit(error.code)")
     process = subprocess.Popen([sys.executable, "-c", demo], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert process.stdout is not None
     while process.stdout.readline() != "ready\n":

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
-
 import numpy as np
 from numpy.typing import NDArray
 
-UNUSED = -100
+from bert_ds.data.samples import UNUSED_LABEL
 
 
-def commonest_label(masked_labels: Iterable[NDArray[np.integer]]) -> tuple[int, float]:
-    """The commonest token id among the masked labels of some samples, [P] each, and its share of them."""
-    counts: Counter[int] = Counter()
-    for labels_P in masked_labels:
-        counts.update(labels_P[labels_P != UNUSED].tolist())
-    token_id, count = counts.most_common(1)[0]
-    return token_id, count / counts.total()
+def commonest_label(masked_labels_BP: NDArray[np.int32]) -> tuple[int, float]:
+    """The commonest token id among masked labels, and its share of them; of several the smallest id."""
+    ids, counts = np.unique(masked_labels_BP[masked_labels_BP != UNUSED_LABEL], return_counts=True)
+    commonest = int(counts.argmax())
+    return int(ids[commonest]), float(counts[commonest] / counts.sum())

@@ -20,7 +20,7 @@ from bert_ds.demo import path
 from bert_ds.demo.files import DemoFiles
 from bert_ds.demo.held_out import sentences_to_fill
 from bert_ds.demo.outcome import NATS_TO_LEARN, outcome
-from bert_ds.demo.steps import StepFailed, Steps, short_path
+from bert_ds.demo.steps import StepError, Steps, short_path
 from bert_ds.errors import EXIT_DONE, ConfigError, run_command
 from bert_ds.report import read_run
 
@@ -43,7 +43,7 @@ def _run(argv: Sequence[str] | None) -> int:
         raise ConfigError.of("--minutes-limit", options.minutes_limit, "must be above 0", "use 30")
     try:
         return _demonstrate(DemoFiles(options.work_dir), options.minutes_limit * 60)
-    except StepFailed as error:
+    except StepError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.code
 

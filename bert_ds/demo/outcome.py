@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from bert_ds.cli.resolve import resolve_run
 from bert_ds.data.bert_dataset import build_datasets
 from bert_ds.data.commonest_label import commonest_label
@@ -54,11 +56,10 @@ def _guessing_the_commonest(arguments: Sequence[str], world_size: int) -> tuple[
     """The commonest masked token of the samples that the run was evaluated on, and its share."""
     config = resolve_run(arguments, world_size=world_size).config
     vocabulary = Vocabulary.from_file(config.data.vocab_file)
-    batch, schedule = config.engine.global_batch_size, config.schedule
-    evaluated = schedule.eval_iters * batch
-    datasets = build_datasets(
-        config.data, seq_length=config.model.seq_length, binary_head=config.model.binary_head, seed=schedule.seed,
-        vocabulary=vocabulary,
-        num_samples={"train": schedule.train_iters * batch, "valid": evaluated, "test": evaluated})
-    token_id, share = commonest_label(datasets.valid[index].masked_labels for index in range(evaluated))
+    evaluated = config.schedule.eval_iters * config.engine.global_batch_size
+    valid = build_datasets(
+        config.data, seq_length=config.model.seq_length, binary_head=config.model.binary_head,
+        seed=config.schedule.seed, vocabulary=vocabulary, num_samples={"valid": evaluated}).valid
+    assert valid is not None
+    token_id, share = commonest_label(valid.build_batch(np.arange(evaluated)).masked_labels)
     return vocabulary.tokens[token_id], share

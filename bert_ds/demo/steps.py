@@ -52,7 +52,7 @@ class Step:
         return line if len(line) <= 110 else line.replace(" --", " \\\n      --")
 
 
-class StepFailed(Exception):
+class StepError(Exception):
     """A step ended with a non-zero exit code; it has said why itself."""
 
     def __init__(self, step: Step, code: int) -> None:
@@ -76,7 +76,7 @@ class Steps:
         self._key = ""
 
     def run(self, step: Step) -> None:
-        """Runs the step unless it is finished already. Raises StepFailed."""
+        """Runs the step unless it is finished already. Raises StepError."""
         self._number += 1
         self._key = self._key_of(step)
         stamp = self._stamps / f"{step.name}.json"
@@ -93,7 +93,7 @@ class Steps:
         started = time.monotonic()
         code = _exit_code(step, self._limit_s)
         if code:
-            raise StepFailed(step, code)
+            raise StepError(step, code)
         missing = [path for path in step.outputs if not path.exists()]
         assert not missing, f"{step.name} left no {missing}"
         _write_stamp(stamp, self._key, finished=True)

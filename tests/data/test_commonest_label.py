@@ -8,5 +8,5 @@ from bert_ds.data.commonest_label import commonest_label
 
 
 def test_unused_predictions_do_not_count() -> None:
-    samples = [np.array([7, 9, -100, -100]), np.array([7, 5, 7, -100]), np.array([-100] * 4)]
-    assert commonest_label(samples) == (7, 3 / 5)
+    labels = np.array([[7, 9, -100, -100], [7, 5, 7, -100], [-100] * 4], np.int32)
+    assert commonest_label(labels) == (7, 3 / 5)
