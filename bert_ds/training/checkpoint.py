@@ -112,7 +112,7 @@ def _own_slices(engine: Any, ctx: ParallelContext) -> Iterator[TensorSlice]:
     for fragment in fragments(engine):
         sharding = fragment.sharding
         replicated = sharding.dim is None and ctx.tp_rank > 0
-        if fragment.local.is_copy or replicated or (fragment.is_whole and ctx.dp_rank > 0):
+        if replicated or (fragment.is_whole and ctx.dp_rank > 0):
             continue
         state = moments(engine, fragment.master)
         buffers = {WEIGHT: fragment.master, **{_KIND_OF_MOMENT[name]: state[name] for name in MOMENTS}}

@@ -85,9 +85,11 @@ class Coordinator:
             if not self.abort(str(error)):
                 raise self._peer_failed("this rank too") from error
             error.is_of_one_rank = True
+            self._let_others_read()
             raise
         except BaseException as error:
             self.abort(f"{type(error).__name__}: {error}")
+            self._let_others_read()
             raise
 
     def gather(self, what: str, value: Any) -> list[Any]:
@@ -99,6 +101,11 @@ class Coordinator:
     def barrier(self, what: str) -> None:
         """Returns when all ranks have called it."""
         self.gather(what, None)
+
+    def _let_others_read(self) -> None:
+        """Rank 0 keeps the store: it stays until whoever waits has seen the message."""
+        if self.rank == 0 and self.world_size > 1:
+            time.sleep(2 * _LONGEST_POLL_S)
 
     def _peer_failed(self, what: str) -> UserError:
         assert self._store is not None
@@ -117,15 +124,22 @@ class Coordinator:
     def _wait_for_all(self, call: str, what: str) -> list[str]:
         if self._store is None:
             return [self._alone]
+        try:
+            return self._poll(self._store, call, what)
+        except dist.DistError as error:
+            raise PeerError.of("waiting for", what, f"rank 0, which keeps the store, is gone ({error})".split("\n")[0],
+                               "see the message of that rank") from error
+
+    def _poll(self, store: dist.Store, call: str, what: str) -> list[str]:
         keys = [f"{call}/{rank}" for rank in range(self.world_size)]
         deadline, pause = time.monotonic() + self._limit_s, _POLL_S
-        while not self._store.check(keys):
-            if self._store.check([_ABORT]):
+        while not store.check(keys):
+            if store.check([_ABORT]):
                 raise self._peer_failed(what)
             if time.monotonic() > deadline:
-                missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+                missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
                 raise TimeLimitError.of(what, f"ranks {missing}", f"did not arrive within {self._limit_s:.0f} s",
                                        "look at the last lines of these ranks")
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_POLL_S)
-        return [self._store.get(key).decode() for key in keys]
+        return [store.get(key).decode() for key in keys]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import deepspeed
 import torch
+from deepspeed.runtime.config import DeepSpeedConfig
 from torch import nn
 
 from bert_ds.compat import quiet
@@ -15,6 +15,7 @@ from bert_ds.model.bert import RowLayout
 from bert_ds.model.loss import LossSums, PretrainingLoss
 from bert_ds.parallel.context import ParallelContext
 from bert_ds.training.pipeline import BertPipeline
+from bert_ds.training.pipeline_engine import BertPipelineEngine
 
 _SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -32,17 +33,21 @@ def build_pipeline(run: RunConfig, ctx: ParallelContext, sums: LossSums) -> Bert
 
 
 def parameter_groups(pipeline: BertPipeline, weight_decay: float) -> list[dict[str, Any]]:
-    """Megatron-LM's two groups: matrices and tables decay, biases and LayerNorms do not."""
+    """Megatron-LM's two groups: matrices and tables decay, biases and LayerNorms do not. Copies belong to their owner."""
     decayed: list[nn.Parameter] = []
     kept: list[nn.Parameter] = []
     for local in pipeline.local_parameters():
+        if local.is_copy:
+            continue
         no_decay = local.parameter.dim() == 1 or local.name.endswith(".bias")
         (kept if no_decay else decayed).append(local.parameter)
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]
 
 
-def build_engine(run: RunConfig, ctx: ParallelContext, pipeline: BertPipeline, settings: Mapping[str, Any]) -> Any:
-    """DeepSpeed's PipelineEngine around `pipeline`.
+def build_engine(
+    run: RunConfig, ctx: ParallelContext, pipeline: BertPipeline, settings: Mapping[str, Any]
+) -> BertPipelineEngine:
+    """DeepSpeed's engine around `pipeline`, made as `deepspeed.initialize` makes its PipelineEngine.
 
     Args:
         run: the run.
@@ -54,9 +59,9 @@ def build_engine(run: RunConfig, ctx: ParallelContext, pipeline: BertPipeline, s
         parameter_groups(pipeline, run.engine.weight_decay), lr=run.engine.lr, betas=run.engine.betas,
         eps=run.engine.eps, fused=ctx.device.type == "cuda")
     with quiet():
-        engine, _, _, _ = deepspeed.initialize(
-            model=pipeline, optimizer=optimizer, config=dict(settings), dist_init_required=False)
-    return engine
+        return BertPipelineEngine(
+            args=None, model=pipeline, optimizer=optimizer, mpu=pipeline.mpu(), dist_init_required=False,
+            config=dict(settings), config_class=DeepSpeedConfig(dict(settings), pipeline.mpu()))
 
 
 def set_learning_rate(engine: Any, rate: float) -> None:

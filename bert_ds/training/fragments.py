@@ -49,11 +49,13 @@ def torch_optimizer(engine: Any) -> torch.optim.Optimizer:
 
 
 def fragments(engine: Any) -> Iterator[Fragment]:
-    """The fragments of this rank, in the order of the layers."""
+    """The fragments of this rank, in the order of the layers; copies have none, their owner keeps them."""
     pipeline: BertPipeline = engine.module
     flat = _whole_groups(engine.optimizer)
     for local in pipeline.local_parameters():
         parameter = local.parameter
+        if local.is_copy:
+            continue
         if hasattr(parameter, "_hp_mapping"):
             mapping = parameter._hp_mapping
             if mapping is not None:
@@ -99,12 +101,13 @@ def moments(engine: Any, master: Tensor) -> dict[str, Any]:
 
 
 def refresh_model_weights(engine: Any) -> None:
-    """Copies the masters into the weights that the model computes with, on all data-parallel ranks."""
+    """Copies the masters into the weights that the model computes with, on all data-parallel ranks and in copies."""
     optimizer = engine.optimizer
     if hasattr(optimizer, "update_lp_params"):
         optimizer.update_lp_params()
-        return
-    with torch.no_grad():
-        for fragment in fragments(engine):
-            weight = fragment.local.parameter
-            weight.copy_(fragment.of(fragment.master).view_as(weight))
+    else:
+        with torch.no_grad():
+            for fragment in fragments(engine):
+                weight = fragment.local.parameter
+                weight.copy_(fragment.of(fragment.master).view_as(weight))
+    engine.module._synchronize_tied_weights()

@@ -1,0 +1,81 @@
+"""DeepSpeed's PipelineEngine with one owner for the tied word table.
+
+DeepSpeed lets every stage that holds the table update its own copy: it sums the gradients over the stages, then
+averages over the data-parallel ranks, bucket by bucket. The buckets of two stages differ, so do the orders of their
+sums, and the copies drift apart by roundings (and by more where gradients accumulate outside `.grad`). Here the first
+stage alone updates the table and hands the new weights on: the copies are equal to the bit, and a copy costs neither
+masters nor moments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.pipe import schedule
+from deepspeed.runtime.pipe.engine import PipelineEngine
+from torch import nn
+
+
+@dataclass(frozen=True)
+class TiedWeight:
+    """A weight that several stages hold."""
+
+    weight: nn.Parameter
+    owner: int
+    """Global rank of the stage that updates it."""
+    group: dist.ProcessGroup
+    is_copy: bool
+
+
+class BertPipelineEngine(PipelineEngine):
+    """The engine of one stage; see the head of this file."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._tied = [
+            TiedWeight(getattr(comm["module"], attribute), min(comm["ranks"]), comm["group"],
+                       self.global_rank != min(comm["ranks"]))
+            for comm in self.module.tied_comms.values() for attribute in comm["weight_attr"]]
+        self._sums_of_copies: dict[nn.Parameter, torch.Tensor] = {}
+        if self.using_bf16_optimizer:
+            for tied in self._tied:
+                if tied.is_copy:
+                    self._accumulate_in_fp32(tied.weight)
+
+    def _accumulate_in_fp32(self, copy: nn.Parameter) -> None:
+        """The bf16 optimizer accumulates its own parameters' gradients in fp32; a copy is not among them."""
+        total = self._sums_of_copies[copy] = torch.zeros_like(copy, dtype=torch.float32)
+
+        def add(parameter: torch.Tensor) -> None:
+            total.add_(parameter.grad)
+            parameter.grad = None
+
+        copy.register_post_accumulate_grad_hook(add)
+
+    def _exec_reduce_tied_grads(self) -> None:
+        """Adds the gradients of the copies to the owner's."""
+        for tied in self._tied:
+            gradient = self._sums_of_copies.get(tied.weight)
+            if gradient is None:
+                gradient = tied.weight._hp_grad if self.using_bf16_optimizer else tied.weight.grad
+            dist.all_reduce(gradient, group=tied.group)
+
+    def _exec_optimizer_step(self, lr_kwargs: Any = None) -> None:
+        """Steps, then hands the owner's new weights to the copies, whose gradients start at zero again."""
+        super()._exec_optimizer_step(lr_kwargs)
+        for tied in self._tied:
+            if tied.is_copy:
+                tied.weight.grad = None
+            if tied.weight in self._sums_of_copies:
+                self._sums_of_copies[tied.weight].zero_()
+            if self._step_applied:
+                dist.broadcast(tied.weight.data, src=tied.owner, group=tied.group)
+
+    _INSTRUCTION_MAP = {
+        **PipelineEngine._INSTRUCTION_MAP,
+        schedule.ReduceTiedGrads: _exec_reduce_tied_grads,
+        schedule.OptimizerStep: _exec_optimizer_step,
+    }

@@ -1,0 +1,13 @@
+"""How close is close: every tolerance of the tests, with its reason."""
+
+EXACT = {"rtol": 0.0, "atol": 0.0}
+"""The same operations in the same order: resume, cutting and joining, conversion there and back."""
+
+REDUCTION_ORDER = {"rtol": 1e-5, "atol": 1e-7}
+"""fp32, where a sum is taken in another order: over ranks, micro-batches or pieces of a matrix."""
+
+ADAM_STEPS = {"rtol": 1e-4, "atol": 1e-6}
+"""fp32 parameters after a few AdamW steps of lr 1e-2 with eps 1e-3: REDUCTION_ORDER, amplified by at most lr / eps."""
+
+BF16 = {"rtol": 2e-2, "atol": 2e-2}
+"""bf16 activations carry 8 bits; another order of sums moves the last one or two."""
