@@ -1,8 +1,10 @@
-"""Slow statements of Megatron's rules with numpy's own generator, written from their description, to check kernels by."""
+"""Megatron's rules once more, slowly, with numpy's own generator: what the kernels are checked against."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +34,7 @@ def reference_rows(boundaries: list[int], lengths: list[int], num_samples: int, 
 
     rows: list[list[int]] = []
     while len(rows) < num_samples:
-        for first, end in zip(boundaries[:-1], boundaries[1:], strict=True):
+        for first, end in pairwise(boundaries):
             count = end - first
             if (count > 1 and max(lengths[first:end]) > 512) or count < min_sentences:
                 continue
@@ -63,7 +65,7 @@ def reference_sample(sentences: list[list[int]], target: int, vocabulary: Vocabu
     if sentence_order:
         pivot = random_state.randint(1, len(sentences)) if len(sentences) >= 3 else 1
         swapped = bool(random_state.random_sample() < 0.5)
-    first, second = sum(sentences[:pivot], []), sum(sentences[pivot:], [])
+    first, second = _joined(sentences[:pivot]), _joined(sentences[pivot:])
     if swapped:
         first, second = second, first
     truncated = len(first) + len(second) > target
@@ -80,18 +82,11 @@ def reference_sample(sentences: list[list[int]], target: int, vocabulary: Vocabu
 
 def _masked(tokens: list[int], target: int, vocabulary: Vocabulary, mask_prob: float,
             random_state: np.random.RandomState, types: list[int]) -> tuple[list[int], list[int], dict[int, int]]:
-    words: list[list[int]] = []
-    for place, token in enumerate(tokens):
-        if token in {vocabulary.cls_id, vocabulary.sep_id}:
-            continue
-        if vocabulary.is_continuation[token] and words:
-            words[-1].append(place)
-        else:
-            words.append([place])
+    words = _words(tokens, vocabulary)
     budget = min(mask_prob * target, max(1, round(len(tokens) * mask_prob)))
     shares = 1 / np.arange(1, 4)
     shares /= shares.sum()
-    ngrams = [[sum(words[i:i + n], []) for n in (1, 2, 3)] for i in range(len(words))]
+    ngrams = [[_joined(words[i:i + n]) for n in (1, 2, 3)] for i in range(len(words))]
     random_state.shuffle(ngrams)
     masked, labels = list(tokens), {}
     for candidate in ngrams:
@@ -110,6 +105,23 @@ def _masked(tokens: list[int], target: int, vocabulary: Vocabulary, mask_prob: f
             elif random_state.random_sample() >= 0.5:
                 masked[place] = random_state.randint(0, len(vocabulary))
     return masked, types, labels
+
+
+def _words(tokens: list[int], vocabulary: Vocabulary) -> list[list[int]]:
+    """Places of the tokens of each word."""
+    words: list[list[int]] = []
+    for place, token in enumerate(tokens):
+        if token in {vocabulary.cls_id, vocabulary.sep_id}:
+            continue
+        if vocabulary.is_continuation[token] and words:
+            words[-1].append(place)
+        else:
+            words.append([place])
+    return words
+
+
+def _joined(lists: Iterable[list[int]]) -> list[int]:
+    return list(chain.from_iterable(lists))
 
 
 def random_corpus(seed: int, vocab_size: int, *, num_documents: int, max_sentences: int, max_length: int,

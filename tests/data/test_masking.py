@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from reference_samples import random_corpus, reference_sample, word_piece_vocabulary
 
 from bert_ds.data.masking import (
     BUILT,
@@ -20,6 +19,7 @@ from bert_ds.data.masking import (
 )
 from bert_ds.data.sample_mapping import MappingSettings, build_mapping
 from bert_ds.data.samples import UNUSED_LABEL, SampleBatch
+from tests.data.reference_samples import random_corpus, reference_sample, word_piece_vocabulary
 
 VOCABULARY = word_piece_vocabulary(100, 40)
 
@@ -139,7 +139,8 @@ def test_samples_follow_the_rules_in_any_corpus(corpus_seed: int, seed: int, seq
     tokens = np.append(tokens, np.arange(100, 109, dtype=np.uint16))
     boundaries = np.append(boundaries, len(lengths))
     corpus = corpus_of(lengths, tokens)
-    mapping = mapped(boundaries, lengths, seq_length=seq_length, sentence_order=sentence_order, num_samples=12, seed=seed)
+    mapping = mapped(boundaries, lengths, seq_length=seq_length, sentence_order=sentence_order, num_samples=12,
+                     seed=seed)
     batch = built(corpus, mapping, seq_length=seq_length, sentence_order=sentence_order, seed=seed, mask_prob=mask_prob)
     sentences = np.split(tokens.astype(int), np.cumsum(lengths)[:-1])
     for row, (start, end, target) in enumerate(mapping.tolist()):
