@@ -58,7 +58,7 @@ def _demonstrate(files: DemoFiles, limit_s: float) -> int:
     steps.run(training)
     steps.run(path.export(files))
     vocabulary = set(Vocabulary.from_file(str(files.vocabulary)).tokens)
-    steps.run(path.fill_mask(files, sentences_to_fill(files.held_out, vocabulary, sentences=3, hidden=2)))
+    steps.run(path.fill_mask(files, sentences_to_fill(files.held_out, vocabulary, sentences=3, hidden=3)))
     steps.run(path.report(files))
 
     result = outcome(read_run(files.run), training.command[1:], world_size=ranks)
