@@ -15,7 +15,14 @@ from bert_ds.cli.nearest import suggestion
 from bert_ds.cli.parse_flags import CommandLine, CommandOptions, parse_flags
 from bert_ds.cli.recipe_yaml import read_recipe
 from bert_ds.cli.settings import DEFAULT, Given, Settings
-from bert_ds.cli.shipped_files import config_beside, find_file, find_recipe, recipe_beside, shipped_names
+from bert_ds.cli.shipped_files import (
+    DS_CONFIGS,
+    config_beside,
+    find_file,
+    find_recipe,
+    recipe_beside,
+    shipped_names,
+)
 from bert_ds.config.run import RunConfig
 from bert_ds.errors import ConfigError, Problem, raise_if_any
 
@@ -51,10 +58,9 @@ def resolve_run(argv: Sequence[str], *, world_size: int) -> ResolvedRun:
     extras = DeepSpeedJson() if config is None else read_deepspeed_json(config, settings)
     _override(line, settings)
     if recipe is None and config is None and not line.values and not line.problems:
-        settings.problems.append(Problem("command line", "empty", "names no run",
-                                         "give --deepspeed_config ds_configs/NAME.json or --recipe NAME, with NAME one "
-                                         f"of {', '.join(shipped_names())}"))
-        raise ConfigError(*settings.problems)
+        raise ConfigError.of("command line", "empty", "names no run",
+                             f"give --deepspeed_config {DS_CONFIGS}/NAME.json or --recipe NAME, with NAME one of "
+                             f"{', '.join(shipped_names())}")
     settle_batch(settings, extras.accumulation, world_size)
     source = recipe or config
     run = _build(source.stem if source else "bert", settings, extras.handed_on)
@@ -65,28 +71,22 @@ def resolve_run(argv: Sequence[str], *, world_size: int) -> ResolvedRun:
 
 def _find_files(line: CommandLine, settings: Settings) -> tuple[Path | None, Path | None]:
     """Recipe and JSON; one that is not named is the one with the other's name. Raises when a named one is missing."""
-    options = line.options
-    recipe = config = None
-    if options.recipe is not None:
-        recipe = find_recipe(options.recipe)
-        if recipe is None:
-            settings.problems.append(Problem("--recipe", options.recipe, "is neither a recipe's name nor a file",
-                                             suggestion(Path(options.recipe).stem, shipped_names())))
-    if options.deepspeed_config is not None:
-        config = find_file(options.deepspeed_config)
-        if config is None:
-            names = [f"ds_configs/{name}.json" for name in shipped_names()]
-            settings.problems.append(Problem("--deepspeed_config", options.deepspeed_config, "does not exist",
-                                             suggestion(options.deepspeed_config, names)))
-    missing = (options.recipe is not None and recipe is None) or (
-        options.deepspeed_config is not None and config is None)
-    if missing:
+    recipe, config = line.options.recipe, line.options.deepspeed_config
+    recipe_file = None if recipe is None else find_recipe(recipe)
+    config_file = None if config is None else find_file(config)
+    if recipe is not None and recipe_file is None:
+        settings.problems.append(Problem("--recipe", recipe, "is neither a recipe's name nor a file",
+                                         suggestion(Path(recipe).stem, shipped_names())))
+    if config is not None and config_file is None:
+        shipped = [f"{DS_CONFIGS}/{name}.json" for name in shipped_names()]
+        settings.problems.append(Problem("--deepspeed_config", config, "does not exist", suggestion(config, shipped)))
+    if (recipe is None) != (recipe_file is None) or (config is None) != (config_file is None):
         raise ConfigError(*settings.problems)
-    if recipe is None and config is not None:
-        recipe = recipe_beside(config)
-    elif config is None and recipe is not None:
-        config = config_beside(recipe)
-    return recipe, config
+    if recipe_file is None and config_file is not None:
+        recipe_file = recipe_beside(config_file)
+    elif config_file is None and recipe_file is not None:
+        config_file = config_beside(recipe_file)
+    return recipe_file, config_file
 
 
 def _override(line: CommandLine, settings: Settings) -> None:
