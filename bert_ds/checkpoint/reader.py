@@ -90,8 +90,8 @@ class Checkpoint:
         path = folder / MANIFEST_FILE
         with files.os_errors_reported("checkpoint", folder):
             if not path.is_file():
-                raise CheckpointError.of("checkpoint", folder, f"has no {MANIFEST_FILE}; saving it was never finished",
-                                         _ANOTHER)
+                reason = f"has no {MANIFEST_FILE}; saving it was never finished" if folder.is_dir() else "is no folder"
+                raise CheckpointError.of("checkpoint", folder, reason, _ANOTHER)
             manifest = Manifest.from_json(path.read_bytes(), path)
         raise_if_any(CheckpointError, manifest.problems())
         checkpoint = cls(folder, manifest)
@@ -123,11 +123,12 @@ class Checkpoint:
         Raises:
             CheckpointError: the checkpoint lacks the parameter or the kind, or a file is damaged.
         """
-        parameter = self.manifest.parameters.get(name)
-        if kind not in self.manifest.kinds or parameter is None:
+        if f"{kind}/{name}" not in self._slices:
             raise CheckpointError.of(str(self.folder), f"{kind}/{name}", "is not in the checkpoint",
                                      "use a checkpoint of the same model with its optimizer state")
+        parameter = self.manifest.parameters[name]
         pieces = parameter.pieces(tp_count)
+        assert parameter.cut_dim is None or parameter.shape[parameter.cut_dim] % pieces == 0
         index = tp_index if pieces > 1 else 0
         numel = parameter.numel // pieces
         stop = numel if stop is None else stop

@@ -1,7 +1,7 @@
 """Writing a checkpoint. Which rank calls what, and the barriers between, are the caller's:
 
 1. one rank a folder: `prepare_folder`, `write_vocabulary`;
-2. every rank: `write_rank_file`;
+2. every rank: `write_rank_file`, into `incomplete_folder`;
 3. one rank a folder, with the file records of all ranks: `commit`.
 
 Until `commit` has renamed the folder nobody takes it for a checkpoint.
@@ -63,6 +63,11 @@ class TensorSlice:
         return SliceRecord(self.tp_index, self.tp_count, self.start, self.stop)
 
 
+def incomplete_folder(save_dir: Path, tag: str) -> Path:
+    """Where checkpoint `tag` lies until it is committed."""
+    return save_dir / (tag + INCOMPLETE)
+
+
 def prepare_folder(save_dir: Path, tag: str) -> Path:
     """Makes an empty folder for checkpoint `tag` and returns it; what killed saves have left in `save_dir` goes."""
     with files.os_errors_reported(_SETTING, save_dir):
@@ -70,7 +75,7 @@ def prepare_folder(save_dir: Path, tag: str) -> Path:
         for stale in save_dir.glob(f"iter_*{INCOMPLETE}"):
             if step_of(stale.name.removesuffix(INCOMPLETE)) is not None:
                 files.remove_folder(stale)
-        folder = save_dir / (tag + INCOMPLETE)
+        folder = incomplete_folder(save_dir, tag)
         folder.mkdir()
     return folder
 
@@ -106,7 +111,7 @@ def commit(save_dir: Path, tag: str, manifest: Manifest) -> Path:
         CheckpointError: the files in `manifest` do not cover every parameter, or the disk refuses.
     """
     raise_if_any(CheckpointError, manifest.problems())
-    folder, final, former = save_dir / (tag + INCOMPLETE), save_dir / tag, save_dir / (tag + REPLACED)
+    folder, final, former = incomplete_folder(save_dir, tag), save_dir / tag, save_dir / (tag + REPLACED)
     with files.os_errors_reported(_SETTING, save_dir):
         files.write_durably(folder / MANIFEST_FILE, [manifest.to_json()])
         files.sync_folder(folder)

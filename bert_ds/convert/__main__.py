@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import re
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line and converts; returns the exit code."""
     arguments = _parser().parse_args(argv)
     configure_logging()
+    logging.getLogger("bert_ds").setLevel(logging.WARNING)
     return run_command(lambda: _to_hf(arguments))
 
 
