@@ -207,9 +207,9 @@ class IndexedDataset:
         """[sentences], offset of each sentence in .bin, in bytes."""
         self.document_indices: NDArray[np.int64] = np.frombuffer(index, "<i8", num_boundaries, pointers_end)
         """[documents + 1], first sentence of each document, and the number of sentences."""
-        bin_bytes = Path(f"{prefix}.bin").stat().st_size
-        _check_ends(self, bin_bytes)
-        self.tokens: NDArray[Any] = np.frombuffer(_map(f"{prefix}.bin"), self.dtype)
+        tokens = _map(f"{prefix}.bin")
+        _check_ends(self, len(tokens))
+        self.tokens: NDArray[Any] = np.frombuffer(tokens, self.dtype)
         """[tokens], all sentences back to back."""
 
     def __len__(self) -> int:
@@ -252,10 +252,13 @@ class IndexedDataset:
 
 
 def _map(path: str) -> mmap.mmap | bytes:
-    with open(path, "rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            return b""
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    try:
+        with open(path, "rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                return b""
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise DataError.of(_SETTING, path, f"cannot be read ({error.strerror})", "make the file readable") from error
 
 
 def _checked_header(prefix: str, index: mmap.mmap | bytes) -> tuple[np.dtype[np.generic], int, int]:
