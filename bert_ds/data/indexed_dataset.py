@@ -293,6 +293,9 @@ def _check_ends(dataset: IndexedDataset, bin_bytes: int) -> None:
     if bin_bytes > needed:
         raise _damaged(prefix, f"{prefix}.bin has {bin_bytes} bytes where {prefix}.idx describes {needed}: the two do "
                                "not belong together")
+    if bin_bytes % dataset.dtype.itemsize:
+        raise _damaged(prefix, f"{prefix}.bin has {bin_bytes} bytes, not a multiple of the {dataset.dtype.itemsize} of "
+                               "a token")
     if not bin_bytes:
         raise DataError.of(_SETTING, prefix, f"{prefix}.bin holds no token", "preprocess a text that is not empty")
 

@@ -142,6 +142,13 @@ def test_a_damaged_index_is_refused_with_the_reason(prefix: str, index: bytes, r
         IndexedDataset(prefix)
 
 
+def test_a_bin_of_half_a_token_is_refused(prefix: str) -> None:
+    Path(f"{prefix}.idx").write_bytes(index_bytes(8, [3, 1, 2], [0, 6, 9], [0, 2, 2, 3]))
+    Path(f"{prefix}.bin").write_bytes(bytes(13))
+    with pytest.raises(DataError, match="not a multiple of the 2 of a token"):
+        IndexedDataset(prefix)
+
+
 def test_a_bin_that_is_cut_short_is_refused(prefix: str) -> None:
     os.truncate(f"{prefix}.bin", 11)
     with pytest.raises(DataError, match="cut short: it has 11 bytes"):
@@ -170,11 +177,12 @@ def test_random_bytes_never_read_outside_the_file(tmp_path_factory: pytest.TempP
         if content:
             content[draw.draw(st.integers(0, len(content) - 1))] = draw.draw(st.integers(0, 255))
     Path(f"{prefix}.idx").write_bytes(content)
-    Path(f"{prefix}.bin").write_bytes(bytes(range(12)))
+    size = draw.draw(st.integers(0, 24))
+    Path(f"{prefix}.bin").write_bytes(bytes(size))
     try:
         dataset = IndexedDataset(prefix)
         for sentence in range(len(dataset)):
-            assert dataset[sentence].nbytes <= 12
+            assert dataset[sentence].nbytes <= size
         dataset.verify()
     except DataError:
-        assert bytes(content) != good
+        assert (bytes(content), size) != (good, 12)
