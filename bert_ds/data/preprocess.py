@@ -6,18 +6,14 @@ The output is the same for any number of worker processes.
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import get_context, parent_process
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +24,7 @@ from bert_ds.data.sentences import SentenceSplitter, SplittingError, sentence_sp
 from bert_ds.data.text_sources import BadRecord, BadRecords, Chunk, Document, TextSources
 from bert_ds.data.tokenizer import MAX_WORD_LENGTH, WordPieceTokenizer
 from bert_ds.data.vocabulary import SEP, Vocabulary
+from bert_ds.data.worker_pool import worker_pool
 from bert_ds.errors import ConfigError, DataError, Problem, raise_if_any
 
 _CHUNKS_PER_WORKER = 3
@@ -218,26 +215,20 @@ def _encoded_chunks(encoder: DocumentEncoder, sources: TextSources,
     if workers == 1:
         yield from map(encoder.encode, sources.chunks())
         return
-    # Spawned, not forked: threads of libraries do not survive a fork.
-    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_prepare_worker) as pool:
-        in_flight = deque[tuple[Chunk, Future[EncodedChunk]]]()
-        try:
+    in_flight = deque[tuple[Chunk, Future[EncodedChunk]]]()
+    try:
+        with worker_pool(workers) as pool:
             for chunk in sources.chunks():
                 in_flight.append((chunk, pool.submit(_encode_in_worker, encoder.settings, chunk)))
                 if len(in_flight) == workers * _CHUNKS_PER_WORKER:
-                    yield _result(*in_flight.popleft())
+                    yield in_flight[0][1].result()
+                    in_flight.popleft()
             while in_flight:
-                yield _result(*in_flight.popleft())
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _result(chunk: Chunk, future: Future[EncodedChunk]) -> EncodedChunk:
-    try:
-        return future.result()
+                yield in_flight[0][1].result()
+                in_flight.popleft()
     except BrokenProcessPool:
-        raise DataError.of("--input", chunk.location, "a worker process died while it worked on this place or on what "
-                           "follows (killed, perhaps for want of memory)", "use fewer --workers") from None
+        raise DataError.of("--input", in_flight[0][0].location, "a worker process died while it worked on this place "
+                           "or on what follows (killed, perhaps for want of memory)", "use fewer --workers") from None
 
 
 def _encode_in_worker(settings: EncoderSettings, chunk: Chunk) -> EncodedChunk:
@@ -248,19 +239,6 @@ def _encode_in_worker(settings: EncoderSettings, chunk: Chunk) -> EncodedChunk:
 def _worker_encoder(settings: EncoderSettings) -> DocumentEncoder:
     """One encoder for the life of the process, since it remembers words."""
     return DocumentEncoder(settings)
-
-
-def _prepare_worker() -> None:
-    """Leaves Ctrl-C to the parent, and ends with it however it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-
-
-def _exit_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None, "runs in a worker process"
-    parent.join()
-    os._exit(1)
 
 
 def _check_not_empty(writers: Sequence[IndexedDatasetWriter], settings: PreprocessSettings) -> None:

@@ -1,0 +1,34 @@
+"""Worker processes that end with the process which started them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context, parent_process
+
+
+@contextmanager
+def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """A pool of spawned processes (threads of libraries do not survive a fork); leaving it drops the work not begun."""
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_prepare_worker)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _prepare_worker() -> None:
+    """Leaves Ctrl-C to the parent, and ends with it however it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None, "runs in a worker process"
+    parent.join()
+    os._exit(1)
