@@ -97,6 +97,9 @@ class EngineConfig:
                           f"{total // data_parallel_size or 1}")
 
     def _optimizer_problems(self) -> Iterator[Problem]:
+        if self.precision == "fp16" and self.zero_stage == 0:
+            yield Problem("zero_optimization.stage", 0, "with fp16 takes DeepSpeed's optimizer without hysteresis, which "
+                          "reports the norm with the loss scale still in it", "use stage 1")
         if self.gradient_clipping < 0:
             yield Problem("gradient_clipping", self.gradient_clipping, "is negative", "use 1.0, or 0 for none")
         if not 0 < self.lr:

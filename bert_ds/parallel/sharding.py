@@ -1,6 +1,6 @@
 """How a parameter is cut over tensor-parallel ranks: a fact recorded on the parameter, read by everyone who asks.
 
-Initialisation, checkpoints, gradient norms and tests all use this one record. A parameter without a record is replicated.
+Initialisation, checkpoints, gradient norms and tests use this one record. A parameter without a record is replicated.
 """
 
 from __future__ import annotations

@@ -72,14 +72,14 @@ def set_learning_rate(engine: Any, rate: float) -> None:
 
 def loss_scale(engine: Any) -> float | None:
     """The current fp16 loss scale; None for other precisions."""
-    return float(_scaler(engine).cur_scale) if engine.fp16_enabled() else None
+    return float(engine.optimizer.loss_scaler.cur_scale) if engine.fp16_enabled() else None
 
 
 def scaler_state(engine: Any) -> dict[str, Any] | None:
     """What dynamic loss scaling has to remember; None for other precisions."""
     if not engine.fp16_enabled():
         return None
-    scaler = _scaler(engine)
+    scaler = engine.optimizer.loss_scaler
     return {name: getattr(scaler, name) for name in _SCALER_FIELDS if getattr(scaler, name, None) is not None}
 
 
@@ -87,11 +87,5 @@ def load_scaler_state(engine: Any, saved: Mapping[str, Any]) -> None:
     """Goes on from a saved state; a run in another precision, or with a static scale, keeps its own."""
     if engine.fp16_enabled() and engine.dynamic_loss_scale():
         for name, value in saved.items():
-            if hasattr(_scaler(engine), name):
-                setattr(_scaler(engine), name, value)
-
-
-def _scaler(engine: Any) -> Any:
-    """The object that holds the scale: ZeRO's loss scaler, or the fp16 optimizer's record."""
-    optimizer = engine.optimizer
-    return optimizer.loss_scaler if hasattr(optimizer, "loss_scaler") else optimizer.loss_scale_config
+            if hasattr(engine.optimizer.loss_scaler, name):
+                setattr(engine.optimizer.loss_scaler, name, value)

@@ -1,7 +1,7 @@
 """Where the fp32 master and the moments of each parameter live on this rank, whichever optimizer DeepSpeed chose.
 
 ZeRO 1 and the bf16 optimizer cut one flat buffer per group over the data-parallel ranks and record the piece of each
-parameter as `_hp_mapping`; the fp16 optimizer keeps the whole flat buffer; plain fp32 keeps the parameters themselves.
+parameter as `_hp_mapping`; fp32 without ZeRO updates the parameters themselves. (fp16 without ZeRO is refused.)
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ def torch_optimizer(engine: Any) -> torch.optim.Optimizer:
 def fragments(engine: Any) -> Iterator[Fragment]:
     """The fragments of this rank, in the order of the layers; copies have none, their owner keeps them."""
     pipeline: BertPipeline = engine.module
-    flat = _whole_groups(engine.optimizer)
     for local in pipeline.local_parameters():
         parameter = local.parameter
         if local.is_copy:
@@ -62,9 +61,6 @@ def fragments(engine: Any) -> Iterator[Fragment]:
                 master = _partitions(engine.optimizer)[mapping.param_group_index]
                 yield Fragment(local, mapping.lp_fragment_address.start, mapping.lp_fragment_address.numel, master,
                                mapping.hp_fragment_address.start, is_whole=False)
-        elif id(parameter) in flat:
-            master, offset = flat[id(parameter)]
-            yield Fragment(local, 0, parameter.numel(), master, offset, is_whole=True)
         else:
             yield Fragment(local, 0, parameter.numel(), parameter, 0, is_whole=True)
 
@@ -74,18 +70,6 @@ def _partitions(optimizer: Any) -> list[Tensor]:
     if hasattr(optimizer, "single_partition_of_fp32_groups"):
         return optimizer.single_partition_of_fp32_groups
     return optimizer.fp32_groups_flat_partition
-
-
-def _whole_groups(optimizer: Any) -> dict[int, tuple[Tensor, int]]:
-    """For the fp16 optimizer without ZeRO: parameter -> (its group's flat fp32 buffer, offset)."""
-    places: dict[int, tuple[Tensor, int]] = {}
-    for parameters, flat in zip(getattr(optimizer, "fp16_groups", ()), getattr(optimizer, "fp32_groups_flat", ()),
-                                strict=True):
-        offset = 0
-        for parameter in parameters:
-            places[id(parameter)] = (flat, offset)
-            offset += parameter.numel()
-    return places
 
 
 def moments(engine: Any, master: Tensor) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from bert_ds.cli.deepspeed_json import engine_json
 from bert_ds.cli.launcher import ProcessPlace
 from bert_ds.config.run import RunConfig
 from bert_ds.data.bert_dataset import Datasets, build_datasets
-from bert_ds.data.masking import predictions_per_row
+from bert_ds.data.blending import parse_data_path
+from bert_ds.data.indexed_dataset import IndexedDataset
 from bert_ds.data.vocabulary import Vocabulary
 from bert_ds.model.loss import LossSums
 from bert_ds.parallel.context import ParallelContext, build_context
@@ -53,6 +54,8 @@ def prepare(run: RunConfig, place: ProcessPlace) -> Prepared:
     vocabulary = Vocabulary.from_file(run.data.vocab_file)
     run = replace(run, model=replace(run.model, vocab_size=len(vocabulary.tokens)))
     run.validate(place.world_size)
+    for prefix in parse_data_path(run.data.data_path).prefixes:
+        IndexedDataset(prefix)
     if run.schedule.deterministic_mode:
         _be_deterministic()
     return Prepared(run, place, device, vocabulary)
@@ -101,7 +104,7 @@ def _datasets(run: RunConfig, vocabulary: Vocabulary) -> Datasets:
 
 def _reporter(run: RunConfig, ctx: ParallelContext) -> Reporter:
     flops = run.engine.global_batch_size * row_flops(
-        run.model, predictions_per_row(run.model.seq_length, run.data.mask_prob))
+        run.model, run.data.predictions_per_row(run.model.seq_length))
     peak = peak_flops(ctx.device)
     return Reporter(run, active=ctx.rank == 0, flops_per_step=flops,
                     peak_flops_of_all=None if peak is None else peak * ctx.world_size)

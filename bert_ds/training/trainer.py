@@ -107,7 +107,8 @@ def _source(job: Job, split: str, first: int, stop: int) -> StepSource:
     return StepSource(WindowLoader(
         getattr(job.datasets, split), first_sample=first, num_samples=stop,
         micro_batch_size=run.engine.micro_batch_size, accumulation=run.engine.accumulation(ctx.dp_size),
-        dp_rank=ctx.dp_rank, dp_size=ctx.dp_size, num_workers=run.data.num_workers), ctx)
+        dp_rank=ctx.dp_rank, dp_size=ctx.dp_size, num_workers=run.data.num_workers,
+        rows_are_full=run.data.rows_are_full), ctx)
 
 
 def _evaluate(job: Job, state: TrainingState, split: str) -> Losses:

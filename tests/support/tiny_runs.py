@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from bert_ds.cli.deepspeed_json import engine_json
@@ -156,6 +157,8 @@ def reference(case: Case) -> tuple[Outcome, dict[str, dict[str, Tensor]]]:
 class EngineRun:
     """A case through DeepSpeed's engine on this rank; the process group has to be initialised."""
 
+    started = 0
+
     def __init__(self, case: Case, folder: Path | None = None) -> None:
         from bert_ds.training.coordination import Coordinator  # noqa: PLC0415
         from bert_ds.training.engine import build_engine, build_pipeline  # noqa: PLC0415
@@ -165,7 +168,10 @@ class EngineRun:
         self.run = run_config(case, str(folder) if folder else None)
         self.ctx = build_context(tp_size=case.tp, pp_size=case.pp, device=torch.device("cpu"),
                                  timeout=timedelta(seconds=60))
-        self.coordinator = Coordinator.of_default_group(60.0)
+        # Runs share one store; each has keys of its own in it.
+        EngineRun.started += 1
+        store = dist.PrefixStore(f"run {EngineRun.started}", dist.distributed_c10d._get_default_store())
+        self.coordinator = Coordinator(self.ctx.rank, self.ctx.world_size, 60.0, store)
         self.sums = LossSums(self.ctx.device)
         self.pipeline = build_pipeline(self.run, self.ctx, self.sums)
         settings = engine_json(self.run, self.ctx.world_size)

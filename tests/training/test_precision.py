@@ -1,0 +1,63 @@
+"""fp16 with DeepSpeed's real loss scaler on a CPU, and bf16 with fp32 accumulation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ranks import run_ranks
+from tiny_runs import Case, EngineRun, allow_fp16_on_cpu, reference
+from tolerances import BF16
+
+from bert_ds.training.engine import loss_scale
+
+
+def overflow_on_one_rank(case: Case) -> dict[str, object]:
+    """Steps 1, 2 and 4 of 5 meet an infinite gradient on the last rank alone."""
+    allow_fp16_on_cpu()
+    run = EngineRun(case)
+    poisoned = {"now": False}
+    last = run.ctx.rank == run.ctx.world_size - 1
+    victim = next(local.parameter for local in run.pipeline.local_parameters() if "layers" in local.name)
+    victim.register_hook(lambda grad: torch.full_like(grad, float("inf")) if poisoned["now"] and last else grad)
+    scales, skipped, weights = [], [], []
+    for step in range(5):
+        poisoned["now"] = step in {1, 2, 4}
+        before = victim.detach().clone()
+        run.step()
+        scales.append(loss_scale(run.engine))
+        skipped.append(run.state.skipped_steps)
+        weights.append(bool((victim.detach() == before).all()))
+    result = {"scales": scales, "skipped": skipped, "unchanged": weights,
+              "samples": (run.state.consumed_samples, run.state.successful_samples)}
+    run.close()
+    return result
+
+
+@pytest.mark.parametrize("case", [Case(pp=2, precision="fp16"), Case(tp=2, precision="fp16"),
+                                  Case(micro_batch=8, precision="fp16")], ids=["pp2", "tp2", "dp2"])
+def test_overflow_on_one_rank_skips_the_step_on_all(case: Case) -> None:
+    for rank, found in enumerate(run_ranks(overflow_on_one_rank, 2, case)):
+        # Hysteresis 2: the first overflow is free, every further one halves the scale.
+        assert found["scales"] == [2.0**16, 2.0**16, 2.0**15, 2.0**15, 2.0**14], rank
+        assert found["skipped"] == [0, 1, 2, 2, 3], rank
+        assert found["unchanged"] == [False, True, True, False, True], rank
+        assert found["samples"] == (80, 32), rank
+
+
+def low_precision_losses(cases: list[Case]) -> list[list[float]]:
+    allow_fp16_on_cpu()
+    results = []
+    for case in cases:
+        run = EngineRun(case)
+        results.append(run.steps(case.steps).losses)
+        run.close()
+    return results
+
+
+def test_bf16_and_fp16_follow_fp32() -> None:
+    cases = [Case(pp=2, precision="bf16"), Case(tp=2, precision="bf16"), Case(pp=2, precision="fp16"),
+             Case(zero=0, precision="bf16", micro_batch=8)]
+    wanted = torch.tensor(reference(Case())[0].losses)
+    for results in run_ranks(low_precision_losses, 2, cases):
+        for case, losses in zip(cases, results, strict=True):
+            torch.testing.assert_close(torch.tensor(losses), wanted, **BF16, msg=lambda t, case=case: f"{case}: {t}")
