@@ -222,9 +222,9 @@ def _grouped(records: Iterable[Record]) -> Iterator[tuple[tuple[Record, ...], in
 
 def _json_texts(record: Record, keys: Sequence[str]) -> tuple[str, ...]:
     try:
-        content = json.loads(_decoded(record.content))
+        content = json.loads(_decoded(record.content).rstrip())
     except json.JSONDecodeError as error:
-        raise _UnusableError(f"is not a JSON object ({error.msg} at character {error.pos + 1})",
+        raise _UnusableError(f"is not a JSON object ({error.msg}: character {error.pos + 1})",
                              _ONE_OBJECT_A_LINE) from None
     except (ValueError, RecursionError) as error:
         raise _UnusableError(f"is not a usable JSON object ({error})", _ONE_OBJECT_A_LINE) from None

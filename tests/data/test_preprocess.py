@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_ds.data import preprocess as module
+from bert_ds.data import text_sources
+from bert_ds.data.dataset_metadata import read_metadata
+from bert_ds.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from bert_ds.data.preprocess import DocumentEncoder, EncoderSettings, PreprocessSettings, preprocess
+from bert_ds.data.text_sources import TextSources
+from bert_ds.data.tokenizer import WordPieceTokenizer
+from bert_ds.data.vocabulary import SPECIAL_TOKENS, Vocabulary
+from bert_ds.errors import DataError, UserError
+
+TEXTS = ("The cat sat. The dog ran!", "", "A [SEP] b.", "\u200b", "One dog. Two cats? Three.")
+SENTENCES = (["The cat sat.", "The dog ran!"], [], ["A [SEP] b."], [], ["One dog.", "Two cats?", "Three."])
+
+
+@pytest.fixture
+def vocabulary(tmp_path: Path) -> Vocabulary:
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    tokens = [*SPECIAL_TOKENS, *letters, *(f"##{letter}" for letter in letters), *".,!?[]", "the", "cat", "dog"]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
+    return Vocabulary.from_file(str(tmp_path / "vocab.txt"))
+
+
+def write_lines(path: Path, texts: Sequence[str]) -> str:
+    path.write_text("".join(json.dumps({"text": text, "title": text[:3]}) + "\n" for text in texts), encoding="utf-8")
+    return str(path)
+
+
+def settings_for(tmp_path: Path, source: str, *, workers: int = 1, on_error: str = "stop", output: str = "out/corpus",
+                 splitter: str | None = "sentencex", keys: tuple[str, ...] = ("text",),
+                 append_eod: bool = False) -> PreprocessSettings:
+    encoder = EncoderSettings(vocab_file=str(tmp_path / "vocab.txt"), sentence_splitter=splitter, json_keys=keys,
+                              append_eod=append_eod)
+    return PreprocessSettings(inputs=(source,), output_prefix=str(tmp_path / output), encoder=encoder,
+                              workers=workers, on_error=on_error)
+
+
+def documents_of(prefix: str) -> list[list[list[int]]]:
+    dataset = IndexedDataset(prefix)
+    starts = dataset.document_indices
+    return [[dataset[sentence].tolist() for sentence in range(starts[i], starts[i + 1])]
+            for i in range(dataset.num_documents)]
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def test_documents_sentences_and_metadata(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    source = write_lines(tmp_path / "in.jsonl", TEXTS)
+    (dataset,) = preprocess(settings_for(tmp_path, source))
+    encode = WordPieceTokenizer(vocabulary).encode
+    assert dataset.prefix == str(tmp_path / "out/corpus_text_sentence")
+    assert documents_of(dataset.prefix) == [[encode(sentence).tolist() for sentence in document]
+                                            for document in SENTENCES]
+    assert files_in(tmp_path / "out") == [f"corpus_text_sentence.{suffix}" for suffix in ("bin", "idx", "json")]
+
+    metadata = read_metadata(dataset.prefix)
+    assert metadata == dataset.metadata
+    assert (metadata.documents, metadata.documents_of_two_sentences, metadata.sentences) == (5, 2, 6)
+    assert metadata.tokens == len(IndexedDataset(dataset.prefix).tokens)
+    assert metadata.vocab_sha256 == vocabulary.sha256
+    assert metadata.sentence_splitter == "sentencex" and metadata.sentence_splitter_version
+    assert not list(metadata.problems(vocabulary, "vocab.txt", "BertWordPieceLowerCase"))
+
+
+def test_metadata_refuse_another_vocabulary(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    (dataset,) = preprocess(settings_for(tmp_path, write_lines(tmp_path / "in.jsonl", TEXTS)))
+    other = tmp_path / "other.txt"
+    other.write_text("\n".join([*SPECIAL_TOKENS, "x"]) + "\n", encoding="utf-8")
+    problems = list(dataset.metadata.problems(Vocabulary.from_file(str(other)), "other.txt", "BertWordPieceCase"))
+    assert [problem.setting for problem in problems] == ["--vocab-file", "--tokenizer-type"]
+    Path(f"{dataset.prefix}.json").write_text('{"tokens": 3}', encoding="utf-8")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_metadata(dataset.prefix)
+    assert read_metadata(str(tmp_path / "nothing")) is None
+
+
+def test_one_dataset_a_key_and_whole_documents(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    source = write_lines(tmp_path / "in.jsonl", TEXTS)
+    datasets = preprocess(settings_for(tmp_path, source, splitter=None, keys=("title", "text"), append_eod=True))
+    encode = WordPieceTokenizer(vocabulary).encode
+    for dataset, key in zip(datasets, ("title", "text"), strict=True):
+        assert dataset.prefix.endswith(f"corpus_{key}_document")
+        texts = [text[:3] if key == "title" else text for text in TEXTS]
+        assert documents_of(dataset.prefix) == [
+            [[*encode(text).tolist(), vocabulary.sep_id]] if len(encode(text)) else [] for text in texts
+        ]
+
+
+def test_document_end_belongs_to_the_last_sentence(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    source = write_lines(tmp_path / "in.jsonl", TEXTS)
+    (plain,) = preprocess(settings_for(tmp_path, source))
+    (ended,) = preprocess(settings_for(tmp_path, source, output="out/ended", append_eod=True))
+    for document, with_end in zip(documents_of(plain.prefix), documents_of(ended.prefix), strict=True):
+        assert with_end == [*document[:-1], *([*last, vocabulary.sep_id] for last in document[-1:])]
+    assert ended.metadata.document_end_token == "[SEP]"
+
+
+def test_output_is_the_same_for_any_number_of_workers(tmp_path: Path, vocabulary: Vocabulary,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_sources, "_CHUNK_BYTES", 1000)
+    source = write_lines(tmp_path / "in.jsonl", [f"Cat {number}. The dog {number % 17}." for number in range(1000)])
+    alone = settings_for(tmp_path, source, output="alone")
+    together = settings_for(tmp_path, source, output="together", workers=3)
+    preprocess(alone)
+    preprocess(together)
+    for suffix in (".bin", ".idx", ".json"):
+        paths = [Path(settings.prefix_of("text") + suffix) for settings in (alone, together)]
+        assert paths[0].read_bytes() == paths[1].read_bytes(), suffix
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_leaves_nothing_behind(tmp_path: Path, vocabulary: Vocabulary, workers: int,
+                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_sources, "_CHUNK_BYTES", 1000)
+    source = write_lines(tmp_path / "in.jsonl", TEXTS * 100)
+    with Path(source).open("a", encoding="utf-8") as file:
+        file.write("broken\n" * 3)
+    with pytest.raises(DataError, match="in.jsonl:501: is not a JSON object"):
+        preprocess(settings_for(tmp_path, source, workers=workers))
+    assert files_in(tmp_path / "out") == []
+
+
+def test_skipped_records_are_counted(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    source = write_lines(tmp_path / "in.jsonl", TEXTS)
+    with Path(source).open("a", encoding="utf-8") as file:
+        file.write("broken\n" * 3)
+    (dataset,) = preprocess(settings_for(tmp_path, source, on_error="skip"))
+    assert (dataset.metadata.documents, dataset.metadata.skipped_records) == (5, 3)
+
+
+def test_an_older_dataset_survives_a_failed_run(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    preprocess(settings_for(tmp_path, write_lines(tmp_path / "in.jsonl", TEXTS)))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    (tmp_path / "bad.jsonl").write_text('{"text": "x"}\nbroken\n', encoding="utf-8")
+    with pytest.raises(DataError):
+        preprocess(settings_for(tmp_path, str(tmp_path / "bad.jsonl")))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", '{"text": ""}\n{"text": " "}\n'])
+def test_an_input_without_text_is_refused(tmp_path: Path, vocabulary: Vocabulary, content: str) -> None:
+    (tmp_path / "in.jsonl").write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match="no text"):
+        preprocess(settings_for(tmp_path, str(tmp_path / "in.jsonl")))
+    assert files_in(tmp_path / "out") == []
+
+
+def test_a_dead_worker_is_reported_with_its_place(tmp_path: Path, vocabulary: Vocabulary,
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_sources, "_CHUNK_BYTES", 1000)
+    settings = settings_for(tmp_path, write_lines(tmp_path / "in.jsonl", TEXTS * 400), workers=2)
+    chunks = module._encoded_chunks(DocumentEncoder(settings.encoder), TextSources(settings.inputs), 2)
+    next(chunks)
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    with pytest.raises(DataError, match=r"in.jsonl:\d+: a worker process died"):
+        list(chunks)
+
+
+def test_a_full_disk_is_a_message(tmp_path: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: IndexedDatasetWriter, *arguments: np.ndarray) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(IndexedDatasetWriter, "add_documents", full)
+    with pytest.raises(DataError, match=r"cannot be written .No space left on device"):
+        preprocess(settings_for(tmp_path, write_lines(tmp_path / "in.jsonl", TEXTS)))
+    assert files_in(tmp_path / "out") == []
+
+
+def test_settings_are_checked_before_work(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    with pytest.raises(UserError, match=r"--workers=0(.|\n)*--json-keys=text text"):
+        preprocess(settings_for(tmp_path, "missing", workers=0, keys=("text", "text")))
