@@ -4,6 +4,7 @@ import json
 import multiprocessing
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,12 +37,10 @@ def write_lines(path: Path, texts: Sequence[str]) -> str:
 
 
 def settings_for(tmp_path: Path, source: str, *, workers: int = 1, on_error: str = "stop", output: str = "out/corpus",
-                 splitter: str | None = "sentencex", keys: tuple[str, ...] = ("text",),
-                 append_eod: bool = False) -> PreprocessSettings:
-    encoder = EncoderSettings(vocab_file=str(tmp_path / "vocab.txt"), sentence_splitter=splitter, json_keys=keys,
-                              append_eod=append_eod)
-    return PreprocessSettings(inputs=(source,), output_prefix=str(tmp_path / output), encoder=encoder,
-                              workers=workers, on_error=on_error)
+                 **encoder: Any) -> PreprocessSettings:
+    return PreprocessSettings(inputs=(source,), output_prefix=str(tmp_path / output), workers=workers,
+                              on_error=on_error,
+                              encoder=EncoderSettings(vocab_file=str(tmp_path / "vocab.txt"), **encoder))
 
 
 def documents_of(prefix: str) -> list[list[list[int]]]:
@@ -87,7 +86,7 @@ def test_metadata_refuse_another_vocabulary(tmp_path: Path, vocabulary: Vocabula
 
 def test_one_dataset_a_key_and_whole_documents(tmp_path: Path, vocabulary: Vocabulary) -> None:
     source = write_lines(tmp_path / "in.jsonl", TEXTS)
-    datasets = preprocess(settings_for(tmp_path, source, splitter=None, keys=("title", "text"), append_eod=True))
+    datasets = preprocess(settings_for(tmp_path, source, sentence_splitter=None, json_keys=("title", "text"), append_eod=True))
     encode = WordPieceTokenizer(vocabulary).encode
     for dataset, key in zip(datasets, ("title", "text"), strict=True):
         assert dataset.prefix.endswith(f"corpus_{key}_document")
@@ -126,7 +125,7 @@ def test_an_error_leaves_nothing_behind(tmp_path: Path, vocabulary: Vocabulary, 
     source = write_lines(tmp_path / "in.jsonl", TEXTS * 100)
     with Path(source).open("a", encoding="utf-8") as file:
         file.write("broken\n" * 3)
-    with pytest.raises(DataError, match="in.jsonl:501: is not a JSON object"):
+    with pytest.raises(DataError, match=r"in.jsonl:501: is not a JSON object"):
         preprocess(settings_for(tmp_path, source, workers=workers))
     assert files_in(tmp_path / "out") == []
 
@@ -180,4 +179,4 @@ def test_a_full_disk_is_a_message(tmp_path: Path, vocabulary: Vocabulary, monkey
 
 def test_settings_are_checked_before_work(tmp_path: Path, vocabulary: Vocabulary) -> None:
     with pytest.raises(UserError, match=r"--workers=0(.|\n)*--json-keys=text text"):
-        preprocess(settings_for(tmp_path, "missing", workers=0, keys=("text", "text")))
+        preprocess(settings_for(tmp_path, "missing", workers=0, json_keys=("text", "text")))
