@@ -86,7 +86,8 @@ def test_metadata_refuse_another_vocabulary(tmp_path: Path, vocabulary: Vocabula
 
 def test_one_dataset_a_key_and_whole_documents(tmp_path: Path, vocabulary: Vocabulary) -> None:
     source = write_lines(tmp_path / "in.jsonl", TEXTS)
-    datasets = preprocess(settings_for(tmp_path, source, sentence_splitter=None, json_keys=("title", "text"), append_eod=True))
+    datasets = preprocess(settings_for(tmp_path, source, sentence_splitter=None, json_keys=("title", "text"),
+                                       append_eod=True))
     encode = WordPieceTokenizer(vocabulary).encode
     for dataset, key in zip(datasets, ("title", "text"), strict=True):
         assert dataset.prefix.endswith(f"corpus_{key}_document")
