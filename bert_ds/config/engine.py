@@ -97,9 +97,9 @@ class EngineConfig:
                           f"{total // data_parallel_size or 1}")
 
     def _optimizer_problems(self) -> Iterator[Problem]:
-        if self.precision == "fp16" and self.zero_stage == 0:
-            yield Problem("zero_optimization.stage", 0, "with fp16 takes DeepSpeed's optimizer without hysteresis, which "
-                          "reports the norm with the loss scale still in it", "use stage 1")
+        if self.precision != "fp32" and self.zero_stage == 0:
+            yield Problem("zero_optimization.stage", 0, f"loses accuracy in {self.precision}: DeepSpeed then sums bf16 "
+                          "gradients in bf16, and scales fp16 losses without hysteresis", "use stage 1")
         if self.gradient_clipping < 0:
             yield Problem("gradient_clipping", self.gradient_clipping, "is negative", "use 1.0, or 0 for none")
         if not 0 < self.lr:

@@ -55,8 +55,7 @@ def low_precision_losses(cases: list[Case]) -> list[list[float]]:
 
 
 def test_bf16_and_fp16_follow_fp32() -> None:
-    cases = [Case(pp=2, precision="bf16"), Case(tp=2, precision="bf16"), Case(pp=2, precision="fp16"),
-             Case(zero=0, precision="bf16", micro_batch=8)]
+    cases = [Case(pp=2, precision="bf16"), Case(tp=2, precision="bf16"), Case(pp=2, precision="fp16")]
     wanted = torch.tensor(reference(Case())[0].losses)
     for results in run_ranks(low_precision_losses, 2, cases):
         for case, losses in zip(cases, results, strict=True):

@@ -21,7 +21,6 @@ SAME_LAYOUT = [
     Case(pp=2, dropout=0.1, precision="bf16"),
     Case(pp=2, dropout=0.1, precision="fp16"),
     Case(zero=0, dropout=0.1),
-    Case(zero=0, dropout=0.1, precision="bf16"),
 ]
 
 
