@@ -15,7 +15,8 @@ from bert_ds.errors import ConfigError
 
 SPLITTERS = ("sentencex", "newline", "nupunkt", "punkt")
 
-_MAX_PIECE = 1_000_000
+_LONGEST_PIECE = 8000
+_CUTS = ("\n\n", ".\n", "\u3002", ". ", "\n", " ")
 # `sentencex` panics when one of these stands before an initial ("by J. B. Smith" with no-break spaces).
 _WIDE_SPACES = re.compile("[\x85\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 _LINE_SEPARATORS = re.compile("[\u2028\u2029]")
@@ -76,12 +77,12 @@ def _optional_library(splitter: str, *, module: str, package: str) -> ModuleType
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Cuts a very long text at line ends, else at blanks, so that a splitter's memory and time stay bounded."""
+    """Cuts a long text where a sentence most likely ends, since some splitters need time quadratic in the length."""
     start = 0
-    while len(text) - start > _MAX_PIECE:
-        end = start + _MAX_PIECE
-        cuts = (text.rfind(blank, start + 1, end) for blank in ("\n", " "))
-        end = next((cut for cut in cuts if cut > 0), end)
+    while len(text) - start > _LONGEST_PIECE:
+        end = start + _LONGEST_PIECE
+        ends = (text.rfind(mark, start + _LONGEST_PIECE // 2, end) + len(mark) for mark in _CUTS if mark in text)
+        end = next((cut for cut in ends if cut > start + _LONGEST_PIECE // 2), end)
         yield text[start:end]
         start = end
     yield text[start:]

@@ -23,7 +23,7 @@ from bert_ds.errors import ConfigError
 MAX_WORD_LENGTH = 100
 """Characters beyond which a word becomes [UNK]: the value of `transformers`. Megatron-LM up to 0.16 had 200."""
 
-_REMEMBERED_WORDS = 1 << 18
+_REMEMBERED_WORDS = 1 << 19
 _LONGEST_REMEMBERED_WORD = 64
 # Control characters at which `str.split` cuts, but which BERT's text cleaning removes.
 _REMOVED_CONTROLS = re.compile("[\x0b\x0c\x1c-\x1f\x85]")

