@@ -133,14 +133,14 @@ def _document(paragraphs: Sequence[str], file: SourceFile, splitter: SentenceSpl
 
 def _documentation_strings(file: SourceFile) -> Iterator[str]:
     """The documentation strings of a module, its classes, methods and functions, in their order."""
-    content = file.path.read_bytes()
-    if b'"""' not in content and b"'''" not in content:
-        return
     try:
+        content = file.path.read_bytes()
+        if b'"""' not in content and b"'''" not in content:
+            return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module = ast.parse(content)
-    except (SyntaxError, ValueError, RecursionError):
+    except (OSError, SyntaxError, ValueError, RecursionError):
         return
     yield from _docstrings_below(module)
     if file.name == _MANUAL:

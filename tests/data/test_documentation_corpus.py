@@ -19,7 +19,7 @@ class Thing:
         """Return the part of {1} that comes first in the list of the module number {0}."""
 
 def function():
-    "The function of {1} does all that is left to do in the module number {0}."
+    """The function of {1} does all that is left to do in the module number {0}."""
     def inner():
         """The inner functions are of no use to the readers of a text."""
 '''
@@ -37,6 +37,7 @@ def library(tmp_path: Path) -> Path:
             (folder / package / f"m{number}.py").write_text(content, encoding="utf-8")
         (folder / package / "tests" / "test_x.py").write_text(MODULE.format("z", "tests"), encoding="utf-8")
         (folder / package / "broken.py").write_text('"""Text of the broken file."""\ndef (:\n', encoding="utf-8")
+        (folder / package / "dangling.py").symlink_to(folder / "nowhere.py")
         (folder / package / "twice.py").write_text(MODULE.format("k", words[0]), encoding="utf-8")
     return folder
 
