@@ -12,11 +12,12 @@ if __name__ == "__main__":
     # Python put this file's folder on the path, where our modules would shadow others; its parent belongs there.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from bert_ds.cli.data_files import missing_data
 from bert_ds.cli.dry_run import dry_run_text
 from bert_ds.cli.launcher import ProcessPlace, process_place
 from bert_ds.cli.resolve import ResolvedRun, resolve_run
 from bert_ds.compat import import_deepspeed
-from bert_ds.errors import EXIT_BAD_INPUT, EXIT_DONE, UserError
+from bert_ds.errors import EXIT_BAD_INPUT, EXIT_DONE, DataError, UserError, raise_if_any
 from bert_ds.log import configure_logging
 
 log = logging.getLogger("bert_ds.pretrain")
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(resolved: ResolvedRun, place: ProcessPlace) -> int:
+    raise_if_any(DataError, missing_data(resolved.config.data))
     import_deepspeed()
     from bert_ds.training.job import prepare, run_job  # noqa: PLC0415 - imports torch and DeepSpeed
 

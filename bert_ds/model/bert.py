@@ -59,7 +59,7 @@ class LayerDef:
 
 
 def bert_layers(
-    config: ModelConfig, ctx: ParallelContext, *, dtype: torch.dtype, rows: RowLayout
+    config: ModelConfig, ctx: ParallelContext, *, dtype: torch.dtype, rows: RowLayout, deterministic: bool = False
 ) -> tuple[LayerDef, ...]:
     """The layers of BERT in order: word table, embedding tail, transformer layers, heads, word table again, bias.
 
@@ -68,13 +68,14 @@ def bert_layers(
         ctx: this rank's place in the grid; decides which piece of each cut matrix is built.
         dtype: precision that attention computes in.
         rows: what a row of the batch holds.
+        deterministic: whether repeated runs have to give the same bits.
 
     Raises:
         ConfigError: the attention backend cannot serve this run.
     """
     backend = choose_backend(config.attention_backend, AttentionQuery(
         rows=rows.kind, dtype=dtype, device_type=ctx.device.type, head_dim=config.head_dim,
-        dropout=config.attention_dropout))
+        dropout=config.attention_dropout, deterministic=deterministic))
     words = LayerDef(WordEmbeddings, (config, ctx), (("", "embedding.word_embeddings."),), WORD_EMBEDDINGS)
     tail = LayerDef(EmbeddingTail, (config, rows.kind), (("", "embedding."),))
     layers = (LayerDef(TransformerLayer, (config, ctx, backend, rows.kind), (("", f"encoder.layers.{index}."),))

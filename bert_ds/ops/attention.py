@@ -38,6 +38,8 @@ class AttentionQuery:
     device_type: str
     head_dim: int
     dropout: float
+    deterministic: bool = False
+    """Whether repeated runs have to give the same bits."""
 
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, float, int | None], Tensor]
@@ -96,6 +98,8 @@ def _serves_all(query: AttentionQuery) -> str | None:
 def _refuses_fused(query: AttentionQuery) -> str | None:
     if query.device_type != "cuda":
         return "cuDNN attention needs a GPU"
+    if query.deterministic:
+        return "cuDNN attention is not deterministic"
     if query.dtype not in (torch.float16, torch.bfloat16):
         return f"cuDNN attention computes in fp16 or bf16, not {query.dtype}"
     if query.head_dim % 8 or query.head_dim > 128:

@@ -29,7 +29,8 @@ def build_pipeline(run: RunConfig, ctx: ParallelContext, sums: LossSums) -> Bert
     rows = RowLayout("full" if run.data.rows_are_full else "padded")
     with quiet():
         return BertPipeline(run.model, ctx, loss, dtype=DTYPES[run.engine.precision], rows=rows,
-                            seed=run.schedule.seed, recompute_every=run.engine.activation_checkpoint_interval)
+                            seed=run.schedule.seed, recompute_every=run.engine.activation_checkpoint_interval,
+                            deterministic=run.schedule.deterministic_mode)
 
 
 def parameter_groups(pipeline: BertPipeline, weight_decay: float) -> list[dict[str, Any]]:

@@ -55,10 +55,10 @@ class BertPipeline(PipelineModule):
 
     def __init__(
         self, config: ModelConfig, ctx: ParallelContext, loss: PretrainingLoss, *, dtype: torch.dtype, rows: RowLayout,
-        seed: int, recompute_every: int,
+        seed: int, recompute_every: int, deterministic: bool = False,
     ) -> None:
         self._config, self._ctx, self._seed = config, ctx, seed
-        self._layer_defs = bert_layers(config, ctx, dtype=dtype, rows=rows)
+        self._layer_defs = bert_layers(config, ctx, dtype=dtype, rows=rows, deterministic=deterministic)
         super().__init__(
             layers=[_spec(layer) for layer in self._layer_defs],
             topology=PipeModelDataParallelTopology(num_pp=ctx.pp_size, num_mp=ctx.tp_size, num_dp=ctx.dp_size),

@@ -10,7 +10,7 @@ masters nor moments.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -50,6 +50,7 @@ class BertPipelineEngine(PipelineEngine):
         total = self._sums_of_copies[copy] = torch.zeros_like(copy, dtype=torch.float32)
 
         def add(parameter: torch.Tensor) -> None:
+            assert parameter.grad is not None
             total.add_(parameter.grad)
             parameter.grad = None
 
@@ -60,7 +61,8 @@ class BertPipelineEngine(PipelineEngine):
         for tied in self._tied:
             gradient = self._sums_of_copies.get(tied.weight)
             if gradient is None:
-                gradient = tied.weight._hp_grad if self.using_bf16_optimizer else tied.weight.grad
+                # The bf16 optimizer keeps the owner's fp32 sum beside the parameter.
+                gradient = getattr(tied.weight, "_hp_grad" if self.using_bf16_optimizer else "grad")
             dist.all_reduce(gradient, group=tied.group)
 
     def _exec_optimizer_step(self, lr_kwargs: Any = None) -> None:
@@ -74,7 +76,7 @@ class BertPipelineEngine(PipelineEngine):
             if self._step_applied:
                 dist.broadcast(tied.weight.data, src=tied.owner, group=tied.group)
 
-    _INSTRUCTION_MAP = {
+    _INSTRUCTION_MAP: ClassVar[dict[type, Any]] = {
         **PipelineEngine._INSTRUCTION_MAP,
         schedule.ReduceTiedGrads: _exec_reduce_tied_grads,
         schedule.OptimizerStep: _exec_optimizer_step,

@@ -54,7 +54,8 @@ def _collect(ranks: list[Any], results: Any, world_size: int, deadline: float) -
             if time.monotonic() < deadline:
                 continue
             missing = sorted(set(range(world_size)) - set(found))
-            raise AssertionError(f"ranks {missing} did not finish; {[failure for _, failure in found.values()]}") from None
+            failures = [failure for _, failure in found.values()]
+            raise AssertionError(f"ranks {missing} did not finish; {failures}") from None
         found[rank] = (result, failure)
         if failure is not None:
             deadline = min(deadline, time.monotonic() + _OTHERS_S)
