@@ -20,7 +20,7 @@ from bert_ds.compat import installed_version
 from bert_ds.config.model import ModelConfig
 from bert_ds.data.vocabulary import Vocabulary
 from bert_ds.errors import CheckpointError
-from bert_ds.model.bert import BertModel, vocabulary_logits
+from bert_ds.model.bert import BertModel, ComputeSettings, vocabulary_logits
 from bert_ds.parallel.context import ParallelContext
 
 RELATIVE_TOLERANCE = 1e-5
@@ -133,7 +133,7 @@ def our_logits(
 ) -> Logits:
     """What our model computes from `weights` (by logical name), without dropout."""
     config = replace(config, attention_backend="unfused", attention_dropout=0.0)
-    model = BertModel(config, ParallelContext.single_process(), dtype=compute)
+    model = BertModel(config, ParallelContext.single_process(), ComputeSettings(compute))
     model.load_logical(weights)
     positions_BP = torch.arange(rows.mask.size(1)).expand_as(rows.mask)
     outputs = model((rows.input_ids, rows.token_type_ids, rows.mask, positions_BP))

@@ -27,11 +27,16 @@ WORD_EMBEDDINGS = "word_embeddings"
 
 
 @dataclass(frozen=True)
-class RowLayout:
-    """What a row of the batch holds; fixed for a run."""
+class ComputeSettings:
+    """How the layers compute, beside what they compute; fixed for a run."""
 
-    kind: RowKind = "padded"
+    dtype: torch.dtype = torch.float32
+    rows: RowKind = "padded"
+    """What the rows of a batch hold, see ops/attention.py."""
     sequences_per_row: int = 1
+    """The most sequences that share a row; 1 unless rows are packed."""
+    deterministic: bool = False
+    """Whether repeated runs have to give the same bits."""
 
 
 @dataclass(frozen=True)
@@ -59,28 +64,26 @@ class LayerDef:
 
 
 def bert_layers(
-    config: ModelConfig, ctx: ParallelContext, *, dtype: torch.dtype, rows: RowLayout, deterministic: bool = False
+    config: ModelConfig, ctx: ParallelContext, compute: ComputeSettings
 ) -> tuple[LayerDef, ...]:
     """The layers of BERT in order: word table, embedding tail, transformer layers, heads, word table again, bias.
 
     Args:
         config: the model.
         ctx: this rank's place in the grid; decides which piece of each cut matrix is built.
-        dtype: precision that attention computes in.
-        rows: what a row of the batch holds.
-        deterministic: whether repeated runs have to give the same bits.
+        compute: precision, kind of rows, determinism.
 
     Raises:
         ConfigError: the attention backend cannot serve this run.
     """
     backend = choose_backend(config.attention_backend, AttentionQuery(
-        rows=rows.kind, dtype=dtype, device_type=ctx.device.type, head_dim=config.head_dim,
-        dropout=config.attention_dropout, deterministic=deterministic))
+        rows=compute.rows, dtype=compute.dtype, device_type=ctx.device.type, head_dim=config.head_dim,
+        dropout=config.attention_dropout, deterministic=compute.deterministic))
     words = LayerDef(WordEmbeddings, (config, ctx), (("", "embedding.word_embeddings."),), WORD_EMBEDDINGS)
-    tail = LayerDef(EmbeddingTail, (config, rows.kind), (("", "embedding."),))
-    layers = (LayerDef(TransformerLayer, (config, ctx, backend, rows.kind), (("", f"encoder.layers.{index}."),))
+    tail = LayerDef(EmbeddingTail, (config, compute.rows), (("", "embedding."),))
+    layers = (LayerDef(TransformerLayer, (config, ctx, backend, compute.rows), (("", f"encoder.layers.{index}."),))
               for index in range(config.num_layers))
-    heads = LayerDef(PretrainingHeads, (config, rows.sequences_per_row),
+    heads = LayerDef(PretrainingHeads, (config, compute.sequences_per_row),
                      (("final_layernorm.", "encoder.final_layernorm."), ("", "")))
     second_words = LayerDef(WordEmbeddings, (config, ctx), words.names, WORD_EMBEDDINGS, pass_word_weight)
     bias = LayerDef(LogitBias, (config, ctx), (("", "output_layer."),))
@@ -94,15 +97,14 @@ class BertModel(nn.Module):
     """
 
     def __init__(
-        self, config: ModelConfig, ctx: ParallelContext, *, dtype: torch.dtype = torch.float32,
-        rows: RowLayout | None = None,
+        self, config: ModelConfig, ctx: ParallelContext, compute: ComputeSettings = ComputeSettings(),  # noqa: B008
     ) -> None:
         super().__init__()
         self.config = config
-        self._layer_defs = bert_layers(config, ctx, dtype=dtype, rows=rows or RowLayout())
+        self._layer_defs = bert_layers(config, ctx, compute)
         self._word_index = 0
         self.layers = nn.ModuleList(nn.Identity() if layer.second_use else layer.build() for layer in self._layer_defs)
-        self.to(ctx.device, dtype)
+        self.to(ctx.device, compute.dtype)
 
     def forward(self, inputs: ModelInputs, key: DropoutKey | None = None) -> HeadOutputs:
         """Runs all layers; `key` switches dropout on."""

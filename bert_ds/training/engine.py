@@ -11,7 +11,7 @@ from torch import nn
 
 from bert_ds.compat import quiet
 from bert_ds.config.run import RunConfig
-from bert_ds.model.bert import RowLayout
+from bert_ds.model.bert import ComputeSettings
 from bert_ds.model.loss import LossSums, PretrainingLoss
 from bert_ds.parallel.context import ParallelContext
 from bert_ds.training.pipeline import BertPipeline
@@ -26,15 +26,16 @@ def build_pipeline(run: RunConfig, ctx: ParallelContext, sums: LossSums) -> Bert
     accumulation = run.engine.accumulation(ctx.dp_size)
     loss = PretrainingLoss(run.model, ctx, sums, averaged_over=accumulation * ctx.dp_size,
                            per_micro_batch=run.schedule.loss_normalization == "micro_batch")
-    rows = RowLayout("full" if run.data.rows_are_full else "padded")
+    compute = ComputeSettings(
+        DTYPES[run.engine.precision], "full" if run.data.rows_are_full else "padded",
+        deterministic=run.schedule.deterministic_mode)
     with quiet():
-        return BertPipeline(run.model, ctx, loss, dtype=DTYPES[run.engine.precision], rows=rows,
-                            seed=run.schedule.seed, recompute_every=run.engine.activation_checkpoint_interval,
-                            deterministic=run.schedule.deterministic_mode)
+        return BertPipeline(run.model, ctx, compute, loss, seed=run.schedule.seed,
+                            recompute_every=run.engine.activation_checkpoint_interval)
 
 
 def parameter_groups(pipeline: BertPipeline, weight_decay: float) -> list[dict[str, Any]]:
-    """Megatron-LM's two groups: matrices and tables decay, biases and LayerNorms do not. Copies belong to their owner."""
+    """Megatron-LM's two groups: matrices and tables decay, biases and LayerNorms do not. Copies are their owner's."""
     decayed: list[nn.Parameter] = []
     kept: list[nn.Parameter] = []
     for local in pipeline.local_parameters():

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bert_ds.config.model import ModelConfig
 from bert_ds.config.stages import stage_bounds
-from bert_ds.model.bert import LayerDef, RowLayout, bert_layers
+from bert_ds.model.bert import ComputeSettings, LayerDef, bert_layers
 from bert_ds.model.init import initialize_parameter
 from bert_ds.model.loss import PretrainingLoss
 from bert_ds.model.transformer_layer import TransformerLayer
@@ -54,11 +54,11 @@ class BertPipeline(PipelineModule):
     """
 
     def __init__(
-        self, config: ModelConfig, ctx: ParallelContext, loss: PretrainingLoss, *, dtype: torch.dtype, rows: RowLayout,
-        seed: int, recompute_every: int, deterministic: bool = False,
+        self, config: ModelConfig, ctx: ParallelContext, compute: ComputeSettings, loss: PretrainingLoss, *, seed: int,
+        recompute_every: int,
     ) -> None:
         self._config, self._ctx, self._seed = config, ctx, seed
-        self._layer_defs = bert_layers(config, ctx, dtype=dtype, rows=rows, deterministic=deterministic)
+        self._layer_defs = bert_layers(config, ctx, compute)
         super().__init__(
             layers=[_spec(layer) for layer in self._layer_defs],
             topology=PipeModelDataParallelTopology(num_pp=ctx.pp_size, num_mp=ctx.tp_size, num_dp=ctx.dp_size),

@@ -1,0 +1,148 @@
+"""`deepspeed bert_ds/pretrain.py` as users run it: not installed, from another folder, killed, stopped, misled."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from launched import ROOT, SMALL, command, environment, launch, make_data, outputs, records
+
+from bert_ds.checkpoint.reader import Checkpoint, find_latest
+from bert_ds.compat import check_deepspeed_version
+from bert_ds.errors import ConfigError
+
+NO_DROPOUT = ["--hidden-dropout", "0", "--attention-dropout", "0"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return make_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.mark.long
+def test_eight_ranks_report_what_one_rank_reports(data: list[str], tmp_path: Path) -> None:
+    run = [*data, *NO_DROPOUT, "--train-iters", "20", "--eval-interval", "20"]
+    eight = launch(8, [*run, *outputs(tmp_path / "8"), "--tensor-model-parallel-size", "2",
+                       "--pipeline-model-parallel-size", "2"], tmp_path)
+    assert eight.returncode == 0, eight.stdout + eight.stderr
+    one = launch(1, [*run, *outputs(tmp_path / "1")], tmp_path)
+    assert one.returncode == 0, one.stdout + one.stderr
+    for found, wanted in zip(records(tmp_path / "8"), records(tmp_path / "1"), strict=True):
+        for key in ("lm_loss", "sop_loss", "grad_norm"):
+            assert found[key] == pytest.approx(wanted[key], rel=1e-5), (found["iteration"], key)
+    assert len(records(tmp_path / "1")) == 20
+    for text in (eight.stdout, one.stdout):
+        assert "validation loss at iteration 20" in text
+        assert "test loss at iteration 20" in text
+
+
+def losses(folder: Path) -> list[tuple[object, object, object]]:
+    return [(record["iteration"], record["lm_loss"], record["grad_norm"]) for record in records(folder)]
+
+
+@pytest.mark.long
+def test_killed_between_saves_the_run_gives_the_same_curve(data: list[str], tmp_path: Path) -> None:
+    run = [*data, "--train-iters", "16", "--save-interval", "5", "--pipeline-model-parallel-size", "2",
+           "--hidden-dropout", "0.1"]
+    straight = launch(2, [*run, *outputs(tmp_path / "straight")], tmp_path)
+    assert straight.returncode == 0, straight.stdout + straight.stderr
+
+    killed = subprocess.Popen(command(2, [*run, *outputs(tmp_path / "killed")], 29573), cwd=tmp_path,
+                              env=environment(), stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert killed.stdout is not None
+    for line in killed.stdout:
+        if re.search(r"iteration +8/", line):
+            break
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert find_latest(tmp_path / "killed" / "checkpoints").name == "iter_0000005"
+
+    again = launch(2, [*run, *outputs(tmp_path / "killed")], tmp_path)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "resumed from" in again.stdout
+    assert losses(tmp_path / "killed") == losses(tmp_path / "straight")
+    assert hashes(tmp_path / "killed") == hashes(tmp_path / "straight")
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of the tensors of the newest checkpoint."""
+    found = find_latest(folder / "checkpoints", verify_hashes=True)
+    assert found is not None
+    return {file.name: file.sha256 for file in Checkpoint.open(found).manifest.files}
+
+
+def test_a_signal_saves_and_ends_the_run(data: list[str], tmp_path: Path) -> None:
+    arguments = [sys.executable, str(ROOT / "bert_ds" / "pretrain.py"), "--deepspeed_config", "ds_configs/tiny.json",
+                 *SMALL, *data, *outputs(tmp_path), "--train-iters", "100000"]
+    running = subprocess.Popen(arguments, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    for line in running.stdout:
+        if re.search(r"iteration +3/", line):
+            running.send_signal(signal.SIGTERM)
+            break
+    text = running.stdout.read()
+    assert running.wait(60) == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM" in text
+    found = find_latest(tmp_path / "checkpoints", verify_hashes=True)
+    assert found is not None
+    assert Checkpoint.open(found).manifest.step >= 3
+
+
+def pretrain(arguments: list[str], cwd: Path) -> tuple[int, str, float]:
+    """One process without a launcher: exit code, all it printed, seconds."""
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "bert_ds" / "pretrain.py"), "--deepspeed_config", "ds_configs/tiny.json", *SMALL,
+         *arguments], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout + done.stderr, time.monotonic() - started
+
+
+def test_a_checkpoint_of_another_model_is_refused(data: list[str], tmp_path: Path) -> None:
+    code, text, _ = pretrain([*data, *outputs(tmp_path), "--train-iters", "4"], tmp_path)
+    assert code == 0, text
+    before = hashes(tmp_path)
+    code, text, _ = pretrain([*data, *outputs(tmp_path), "--train-iters", "4", "--num-layers", "2"], tmp_path)
+    assert code == 2
+    assert "Traceback" not in text
+    assert "model.num_layers=2: the checkpoint's model has 4" in text
+    assert hashes(tmp_path) == before
+
+
+@pytest.mark.parametrize(("arguments", "messages"), [
+    (["--data-path", "nowhere"], ["nowhere.idx", "bert_ds.preprocess_data", "bert_ds.build_vocab"]),
+    (["--tensor-model-parallel-size", "3"], ["does not divide the world size 1"]),
+    (["--train-itres", "3"], ["--train-itres", "--train-iters"]),
+    (["--micro-batch-size", "3"], ["train_batch_size", "15", "18"]),
+])
+def test_bad_input_is_one_message(data: list[str], tmp_path: Path, arguments: list[str], messages: list[str]) -> None:
+    code, text, _ = pretrain([*data, *outputs(tmp_path), *arguments], tmp_path)
+    assert code == 2, text
+    assert "Traceback" not in text
+    for message in messages:
+        assert message in text
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_one_rank_that_fails_ends_all_with_one_message(data: list[str], tmp_path: Path) -> None:
+    """The index cannot be written: rank 0 says so, rank 1, which waits for it, ends as well."""
+    (tmp_path / "file").write_text("")
+    done = launch(2, [*data, *outputs(tmp_path), "--data-cache-path", str(tmp_path / "file" / "cache"),
+                      "--pipeline-model-parallel-size", "2"], tmp_path)
+    text = done.stdout + done.stderr
+    assert done.returncode == 2, text
+    assert "Traceback" not in text
+    assert text.count("error: ") == 1, text
+    assert "--data-cache-path" in text
+
+
+@pytest.mark.parametrize(("version", "reason"), [("0.18.9", "too old"), ("0.19.2", "too old"), ("0.20.0", "newer")])
+def test_other_versions_of_deepspeed_are_refused(version: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bert_ds.compat.installed_version", lambda package: version)
+    with pytest.raises(ConfigError, match=reason):
+        check_deepspeed_version()
