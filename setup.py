@@ -49,14 +49,18 @@ class BuildWithShippedFiles(build_py):
 EXTRAS = {
     "te": ["transformer_engine[pytorch]>=2.12"],
     "hf": ["transformers>=4.48"],
+    "zstd": ["zstandard>=0.22"],
+    "parquet": ["pyarrow>=14"],
     "dev": [
         "hypothesis",
         "import-linter>=2.1",
         "mypy>=1.11",
+        "pyarrow>=14",
         "pytest>=8",
         "pytest-timeout",
         "ruff>=0.12",
         "types-PyYAML",
+        "zstandard>=0.22",
     ],
 }
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bert_ds.cli.command_parser import CommandParser
 from bert_ds.data.atomic_file import atomic_text_file
-from bert_ds.data.text_sources import INPUT_FORMATS, ON_ERROR, BadRecords, TextSources
+from bert_ds.data.text_sources import INPUT_FORMATS, ON_ERROR, BadRecords, TextSources, require_repeatable
 from bert_ds.data.vocabulary_training import train_vocabulary
 from bert_ds.errors import EXIT_DONE, ConfigError, DataError, Problem, raise_if_any, run_command
 from bert_ds.log import configure_logging
@@ -28,7 +28,9 @@ def _run(argv: Sequence[str] | None) -> int:
     arguments = _parser().parse_command(argv)
     configure_logging()
     raise_if_any(ConfigError, _problems(arguments))
-    texts = _Texts(TextSources(arguments.input, arguments.input_format), arguments.json_keys, arguments.on_error)
+    sources = TextSources(arguments.input, arguments.input_format)
+    require_repeatable(sources)
+    texts = _Texts(sources, arguments.json_keys, arguments.on_error)
     tokens = train_vocabulary(
         texts, size=arguments.size, lower_case=arguments.lower_case, min_frequency=arguments.min_frequency,
         alphabet_limit=arguments.alphabet_limit,

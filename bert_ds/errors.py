@@ -13,6 +13,8 @@ from dataclasses import dataclass
 EXIT_DONE = 0
 EXIT_BAD_INPUT = 2
 EXIT_GUARD = 3
+EXIT_INTERRUPTED = 128 + 2
+"""What a shell reports for a process that SIGINT, Ctrl-C, has ended."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,13 @@ def raise_if_any(error: type[UserError], problems: Iterable[Problem]) -> None:
 
 
 def run_command(command: Callable[[], int]) -> int:
-    """Runs a command line's body and turns a `UserError` into its message on stderr and exit code 2."""
+    """Runs a command line's body and turns a `UserError` into its message on stderr and exit code 2, Ctrl-C into one
+    line and exit code 130."""
     try:
         return command()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        return EXIT_INTERRUPTED

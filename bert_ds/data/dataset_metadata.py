@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from bert_ds.data.atomic_file import atomic_text_file
 from bert_ds.data.vocabulary import Vocabulary
 from bert_ds.errors import DataError, Problem
 
@@ -41,6 +40,12 @@ class DatasetMetadata:
     """Tokens that are [UNK]."""
     skipped_records: int
     """Records of the input that were left out because they could not be read."""
+    replaced_records: int = 0
+    """Records in which characters that could not be decoded were replaced."""
+    duplicate_documents: int = 0
+    """Documents whose text had stood in an earlier one, found by a hash of it."""
+    duplicates_dropped: bool = False
+    """Whether these were left out; then they are not among `documents`."""
 
     def problems(self, vocabulary: Vocabulary, vocab_file: str, tokenizer_type: str) -> Iterator[Problem]:
         """Where a run's vocabulary and tokenizer type disagree with the data."""
@@ -52,11 +57,9 @@ class DatasetMetadata:
             yield Problem("--tokenizer-type", tokenizer_type, f"the data were made with {self.tokenizer_type}",
                           f"use --tokenizer-type {self.tokenizer_type}, or preprocess the text again")
 
-    def write(self, prefix: str) -> None:
-        """Writes `<prefix>.json`, whole or not at all."""
-        with atomic_text_file(metadata_path(prefix)) as file:
-            json.dump(asdict(self), file, indent=2, ensure_ascii=False)
-            file.write("\n")
+    def text(self) -> str:
+        """The content of `<prefix>.json`."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
 
 
 def metadata_path(prefix: str) -> Path:
@@ -68,7 +71,7 @@ def read_metadata(prefix: str) -> DatasetMetadata | None:
     path = metadata_path(prefix)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        known = {field.name: content[field.name] for field in fields(DatasetMetadata)}
+        known = {field.name: content[field.name] for field in fields(DatasetMetadata) if field.name in content}
         return DatasetMetadata(**known | {"inputs": tuple(content["inputs"])})
     except FileNotFoundError:
         return None

@@ -68,10 +68,10 @@ def dtype_for_vocab(size: int) -> np.dtype[np.generic]:
 class IndexedDatasetWriter:
     """Writes a pair of files in memory independent of its size.
 
-    Everything goes to `<prefix>.bin.partial` and its like; `finalize` syncs them and renames `.bin`, then `.idx`. A
-    writer that is killed, or left by an exception, leaves nothing that looks finished. As a context manager it
-    finalizes on a normal exit and discards otherwise. Raises DataError when the files cannot be written, and
-    ValueError when lengths do not fit the tokens or a token does not fit `dtype`.
+    Everything goes to `<prefix>.bin.partial` and its like; `complete` finishes and syncs them, `finalize` renames
+    `.bin`, then `.idx`. A writer that is killed, or left by an exception, leaves nothing that looks finished. As a
+    context manager it finalizes on a normal exit and discards otherwise. Raises DataError when the files cannot be
+    written, and ValueError when lengths do not fit the tokens or a token does not fit `dtype`.
     """
 
     def __init__(self, prefix: str, dtype: np.dtype[np.generic] | type[np.generic]) -> None:
@@ -80,6 +80,7 @@ class IndexedDatasetWriter:
         self.num_tokens = 0
         self.num_sentences = 0
         self.num_documents = 0
+        self._is_complete = False
         with self._reporting_failures():
             Path(prefix).parent.mkdir(parents=True, exist_ok=True)
             self._tokens, self._index, self._documents = (
@@ -123,14 +124,21 @@ class IndexedDatasetWriter:
         self.num_sentences += len(lengths)
         self.num_documents += len(ends)
 
-    def finalize(self) -> None:
-        """Completes the pair and gives it its name. An older pair of that name is replaced."""
+    def complete(self) -> None:
+        """Finishes both files under their temporary names and syncs them; only renaming is left to do."""
         with self._reporting_failures():
             self._complete_index()
             for file in (self._tokens, self._index):
                 file.flush()
                 os.fsync(file.fileno())
                 file.close()
+            self._is_complete = True
+
+    def finalize(self) -> None:
+        """Completes the pair and gives it its name. An older pair of that name is replaced."""
+        if not self._is_complete:
+            self.complete()
+        with self._reporting_failures():
             # An older .idx must not describe the .bin that comes.
             Path(f"{self.prefix}.idx").unlink(missing_ok=True)
             for suffix in (".bin", ".idx"):

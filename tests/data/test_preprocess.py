@@ -12,8 +12,9 @@ import pytest
 from bert_ds.data import preprocess as module
 from bert_ds.data import text_sources
 from bert_ds.data.dataset_metadata import read_metadata
+from bert_ds.data.document_encoder import DocumentEncoder, EncoderSettings
 from bert_ds.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
-from bert_ds.data.preprocess import DocumentEncoder, EncoderSettings, PreprocessSettings, preprocess
+from bert_ds.data.preprocess import PreprocessSettings, preprocess
 from bert_ds.data.text_sources import TextSources
 from bert_ds.data.tokenizer import WordPieceTokenizer
 from bert_ds.data.vocabulary import SPECIAL_TOKENS, Vocabulary

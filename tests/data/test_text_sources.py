@@ -100,7 +100,7 @@ def test_a_file_that_vanishes_is_reported(tmp_path: Path) -> None:
     sources = TextSources([str(path)])
     path.unlink()
     with pytest.raises(DataError, match="cannot be read"):
-        list(sources.chunks())
+        list(sources.chunks(["text"]))
 
 
 def test_chunks_cover_the_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_chunks_cover_the_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for path in paths:
         path.write_text("".join(json.dumps({"text": str(number)}) + "\n" for number in range(57)), encoding="utf-8")
     sources = TextSources([str(path) for path in paths])
-    chunks = list(sources.chunks())
+    chunks = list(sources.chunks(["text"]))
     assert len(chunks) > 4
     assert sum(chunk.size for chunk in chunks) == sources.total_bytes == chunks[-1].bytes_read
     assert [texts[0] for _, texts in read(*paths)] == [str(number) for number in range(57)] * 2
