@@ -2,15 +2,22 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from bert_ds.data import free_space, text_sources
 from bert_ds.data import preprocess as module
-from bert_ds.data import text_sources
 from bert_ds.data.dataset_metadata import read_metadata
 from bert_ds.data.document_encoder import DocumentEncoder, EncoderSettings
 from bert_ds.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
@@ -182,3 +189,107 @@ def test_a_full_disk_is_a_message(tmp_path: Path, vocabulary: Vocabulary, monkey
 def test_settings_are_checked_before_work(tmp_path: Path, vocabulary: Vocabulary) -> None:
     with pytest.raises(UserError, match=r"--workers=0(.|\n)*--json-keys=text text"):
         preprocess(settings_for(tmp_path, "missing", workers=0, json_keys=("text", "text")))
+
+
+def test_duplicates_are_counted_or_dropped(tmp_path: Path, vocabulary: Vocabulary,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_sources, "_CHUNK_BYTES", 200)
+    once = [*TEXTS, *(f"Cat {number}. Dog." for number in range(50))]
+    repeated = [text for number, text in enumerate(once) for _ in range(1 + number % 3)]
+    source = write_lines(tmp_path / "in.jsonl", repeated)
+    unique = write_lines(tmp_path / "unique.jsonl", once)
+    (counted,) = preprocess(settings_for(tmp_path, source))
+    assert counted.metadata.duplicate_documents == sum(number % 3 for number, text in enumerate(once) if text)
+    assert counted.metadata.documents == len(repeated)
+    settings = replace(settings_for(tmp_path, source, output="out/dropped", workers=2), drop_duplicates=True)
+    (dropped,) = preprocess(settings)
+    (expected,) = preprocess(settings_for(tmp_path, unique, output="out/unique"))
+    # The text without any character is no duplicate of itself.
+    empty = sum(number % 3 for number, text in enumerate(once) if not text)
+    assert dropped.metadata.documents == expected.metadata.documents + empty
+    assert [document for document in documents_of(dropped.prefix) if document] == [
+        document for document in documents_of(expected.prefix) if document]
+    assert dropped.metadata.tokens == expected.metadata.tokens == len(IndexedDataset(dropped.prefix).tokens)
+
+
+def test_bad_characters_are_replaced_on_request(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    (tmp_path / "in.jsonl").write_bytes(b'{"text": "The c\xffat."}\n{"text": "The dog."}\n')
+    settings = settings_for(tmp_path, str(tmp_path / "in.jsonl"), on_error="replace", replace_bad_characters=True)
+    (dataset,) = preprocess(settings)
+    assert (dataset.metadata.replaced_records, dataset.metadata.skipped_records) == (1, 0)
+    # BERT's cleaning drops the replacement character.
+    assert documents_of(dataset.prefix)[0] == [WordPieceTokenizer(vocabulary).encode("The cat.").tolist()]
+
+
+@pytest.mark.parametrize("limit", [3_000, 20_000, 40_000])
+def test_a_file_that_may_not_grow_leaves_nothing(tmp_path: Path, vocabulary: Vocabulary, limit: int) -> None:
+    """What a full disk does, at different places: within the first tokens, later, within the index."""
+    source = write_lines(tmp_path / "in.jsonl", ["The cat sat. The dog ran!"] * 1600)
+    code = (f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
+            "import sys; from bert_ds.preprocess_data import main; sys.exit(main())")
+    run = subprocess.run([sys.executable, "-c", code, "--input", source, "--vocab-file", str(tmp_path / "vocab.txt"),
+                          "--output-prefix", str(tmp_path / "out/c"), "--json-keys", "title", "text",
+                          "--split-sentences"], capture_output=True, text=True, check=False)
+    assert run.returncode == 2, run.stderr
+    assert "cannot be written (File too large)" in run.stderr and "Traceback" not in run.stderr
+    assert files_in(tmp_path / "out") == []
+
+
+def test_a_disk_without_room_is_refused_before_work(tmp_path: Path, vocabulary: Vocabulary,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_lines(tmp_path / "in.jsonl", TEXTS * 1000)
+    monkeypatch.setattr(free_space.shutil, "disk_usage", lambda folder: SimpleNamespace(free=20_000))
+    with pytest.raises(DataError, match=r"needs about 0.00 GB where 0.00 GB are free(.|\n)*--no-space-check"):
+        preprocess(settings_for(tmp_path, source))
+    assert not (tmp_path / "out").exists()
+    assert preprocess(replace(settings_for(tmp_path, source), check_free_space=False))
+
+
+def test_the_estimate_of_the_output_is_near(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    """For words that are one token each, as most of English prose is."""
+    source = write_lines(tmp_path / "in.jsonl", ["the cat the dog the cat the dog the cat the dog the cat the dog the "
+                                                 "cat the dog the cat the dog. " * 8] * 100)
+    settings = settings_for(tmp_path, source)
+    estimate = TextSources([source]).estimated_text_bytes() * module._bytes_per_text_byte(
+        DocumentEncoder(settings.encoder))
+    (dataset,) = preprocess(settings)
+    written = sum(Path(dataset.prefix + suffix).stat().st_size for suffix in (".bin", ".idx"))
+    assert 0.7 < estimate / written < 1.5
+
+
+def interrupted_run(tmp_path: Path, *, signal_number: int, group: bool) -> subprocess.Popen[str]:
+    """A run with two workers over endless standard input, stopped in the middle."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bert_ds.preprocess_data", "--input", "-", "--vocab-file", str(tmp_path / "vocab.txt"),
+         "--output-prefix", str(tmp_path / "out/c"), "--split-sentences", "--workers", "2"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdin is not None
+    partial = tmp_path / "out/c_text_sentence.bin.partial"
+    deadline = time.monotonic() + 60
+    while not (partial.exists() and partial.stat().st_size):
+        assert time.monotonic() < deadline, "nothing was written"
+        process.stdin.write("The cat sat. The dog ran!\n\n" * 20_000)
+        process.stdin.flush()
+    (os.killpg if group else os.kill)(process.pid, signal_number)
+    return process
+
+
+def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    process = interrupted_run(tmp_path, signal_number=signal.SIGINT, group=True)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "interrupted\n")
+    assert files_in(tmp_path / "out") == []
+
+
+def test_a_killed_run_can_be_repeated(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    process = interrupted_run(tmp_path, signal_number=signal.SIGKILL, group=False)
+    process.communicate(timeout=60)
+    left = files_in(tmp_path / "out")
+    assert left and all(name.endswith(".partial") for name in left)
+    (tmp_path / "out/c_text_sentence.json.partial").write_text("stale")
+    source = write_lines(tmp_path / "in.jsonl", TEXTS)
+    (dataset,) = preprocess(settings_for(tmp_path, source, output="out/c"))
+    (fresh,) = preprocess(settings_for(tmp_path, source, output="fresh/c"))
+    for suffix in (".bin", ".idx", ".json"):
+        assert Path(dataset.prefix + suffix).read_bytes() == Path(fresh.prefix + suffix).read_bytes()
+    assert files_in(tmp_path / "out") == files_in(tmp_path / "fresh")
