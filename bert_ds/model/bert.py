@@ -97,7 +97,7 @@ class BertModel(nn.Module):
     """
 
     def __init__(
-        self, config: ModelConfig, ctx: ParallelContext, compute: ComputeSettings = ComputeSettings(),  # noqa: B008
+        self, config: ModelConfig, ctx: ParallelContext, compute: ComputeSettings = ComputeSettings(),
     ) -> None:
         super().__init__()
         self.config = config
