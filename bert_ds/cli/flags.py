@@ -70,17 +70,31 @@ MODEL_FLAGS = (
 
 PARALLEL_FLAGS = (
     Flag(name="--tensor-model-parallel-size", setting="parallel.tensor_model_parallel_size"),
+    Flag(name="--sequence-parallel", setting="parallel.sequence_parallel", constant=True),
     Flag(name="--pipeline-model-parallel-size", setting="parallel.pipeline_model_parallel_size"),
 )
 
 DATA_FLAGS = (
     Flag(name="--data-path", setting="data.data_path"),
+    *(Flag(name=f"--{split}-data-path", setting=f"data.{split}_data_path", displaces="data.data_path")
+      for split in ("train", "valid", "test")),
     Flag(name="--vocab-file", setting="data.vocab_file"),
+    Flag(name="--vocab-extra-bos-eos", setting="data.vocab_extra_bos_eos", constant=True),
     Flag(name="--tokenizer-type", setting="data.tokenizer_type"),
     Flag(name="--split", setting="data.split"),
-    Flag(name="--mask-prob", setting="data.mask_prob"),
-    Flag(name="--short-seq-prob", setting="data.short_seq_prob"),
+    Flag(name="--planned-samples", setting="data.planned_samples"),
+    Flag(name="--mid-level-dataset-surplus", setting="data.mid_level_dataset_surplus"),
     Flag(name="--data-cache-path", setting="data.data_cache_path"),
+    Flag(name="--short-seq-prob", setting="data.short_seq_prob"),
+    Flag(name="--sentence-task", setting="data.sentence_task"),
+    Flag(name="--mask-prob", setting="data.mask_prob"),
+    Flag(name="--masking-max-ngram", setting="data.masking_max_ngram"),
+    Flag(name="--no-masking-full-word", setting="data.masking_do_full_word", constant=False,
+         help="Mask each piece of a word by itself instead of whole words."),
+    Flag(name="--masking-use-longer-ngrams", setting="data.masking_use_longer_ngrams", constant=True),
+    Flag(name="--masking-use-geometric-distribution", setting="data.masking_use_geometric_distribution",
+         constant=True),
+    Flag(name="--masking-do-permutation", setting="data.masking_do_permutation", constant=True),
     Flag(name="--num-workers", setting="data.num_workers"),
     Flag(name="--rows-are-full", setting="data.rows_are_full", constant=True),
 )
@@ -157,6 +171,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "--no-bias-dropout-fusion": "the compiler decides about fusion",
     "--no-masked-softmax-fusion": "--attention-backend decides who computes the softmax",
     "--attention-softmax-in-fp32": "the softmax is always computed in fp32",
+    "--allow-ambiguous-pad-tokens": "padding follows from the lengths of rows, whatever id [PAD] has",
     "--exit-signal-handler": "SIGTERM and SIGINT always save a checkpoint before the run ends",
 }
 """Flags of Megatron-LM without a value that change nothing here, with the reason."""

@@ -10,13 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bert_ds.config.data import DataConfig
-from bert_ds.data.blending import (
-    SURPLUS,
-    BlendedDataset,
-    blend_order,
-    parse_data_path,
-    samples_of_each,
-)
+from bert_ds.data.blending import Blend, BlendedDataset, blend_order, blends_of_splits, samples_of_each
 from bert_ds.data.dataset_metadata import read_metadata
 from bert_ds.data.index_cache import load_or_build
 from bert_ds.data.indexed_dataset import IndexedDataset
@@ -27,14 +21,13 @@ from bert_ds.data.masking import (
     UNKNOWN_TOKEN,
     Corpus,
     build_rows,
-    predictions_per_row,
     rules_for,
 )
 from bert_ds.data.sample_mapping import ALGORITHM_VERSION, MappingSettings, build_mapping
 from bert_ds.data.samples import SampleBatch, SampleSource
-from bert_ds.data.splits import SPLITS, document_range
-from bert_ds.data.vocabulary import Vocabulary
-from bert_ds.errors import DataError, raise_if_any
+from bert_ds.data.splits import document_range
+from bert_ds.data.vocabulary import EXTRA_TOKENS, Vocabulary
+from bert_ds.errors import DataError, Problem, UserError, raise_if_any
 
 _SPECIAL_TOKENS_OF_A_ROW = 3
 _SETTING = "--data-path"
@@ -53,8 +46,9 @@ class Datasets:
 class SampleSettings:
     """What a sample depends on beside the text, the vocabulary and the mapping."""
 
+    data: DataConfig
+    """Of which the masking and the sentence task are read."""
     seq_length: int
-    mask_prob: float
     binary_head: bool
     seed: int
 
@@ -72,10 +66,9 @@ class BertDataset:
         self.mapping = mapping
         self._settings = settings
         self._vocab_size = len(vocabulary)
-        self._arrays = Corpus(corpus.tokens, corpus.sequence_lengths, corpus.sequence_pointers)
-        self._rules = rules_for(vocabulary, mask_prob=settings.mask_prob, sentence_order=settings.binary_head,
-                                seed=settings.seed)
-        self._num_predictions = predictions_per_row(settings.seq_length, settings.mask_prob)
+        self._arrays = Corpus(corpus.tokens, corpus.sequence_lengths, corpus.sequence_pointers, corpus.document_indices)
+        self._rules = rules_for(vocabulary, settings.data, binary_head=settings.binary_head, seed=settings.seed)
+        self._num_predictions = settings.data.predictions_per_row(settings.seq_length)
 
     def __len__(self) -> int:
         return len(self.mapping)
@@ -97,13 +90,46 @@ class BertDataset:
             return DataError.of(
                 _SETTING, prefix,
                 f"sample {index} holds the token id {token} but the vocabulary has {self._vocab_size} entries",
-                "give --vocab-file the vocabulary that the data were preprocessed with")
+                self._repair_of_unknown(token))
         if status == DAMAGED:
             start, end, _ = self.mapping[index].tolist()
             return DataError.of(
                 _SETTING, prefix, f"sample {index} (sentences {start} to {end}) does not lie in {prefix}.bin as "
                 f"{prefix}.idx describes it", "copy both files again")
         return AssertionError(f"sample {index} has more than {self._num_predictions} masked tokens")
+
+    def _repair_of_unknown(self, token: int) -> str:
+        repair = "give --vocab-file the vocabulary that the data were preprocessed with"
+        if not self._settings.data.vocab_extra_bos_eos and 0 <= token - self._vocab_size < len(EXTRA_TOKENS):
+            return f"{repair}, or --vocab-extra-bos-eos if Megatron-LM made them with --append-eod"
+        return repair
+
+
+def open_corpora(data: DataConfig, vocabulary: Vocabulary) -> dict[str, IndexedDataset]:
+    """Every corpus that the splits read, by prefix; reads no more than headers and ends.
+
+    Raises ConfigError, and DataError with all that is wrong: files that are missing or damaged, corpora that were not
+    made with this vocabulary or not with the same one.
+    """
+    corpora: dict[str, IndexedDataset] = {}
+    problems: list[Problem] = []
+    for blend in blends_of_splits(data).values():
+        for prefix in () if blend is None else blend.prefixes:
+            if prefix in corpora:
+                continue
+            try:
+                corpora[prefix] = IndexedDataset(prefix)
+                problems += _vocabulary_problems(prefix, data, vocabulary)
+            except UserError as error:
+                problems += error.problems
+    first = next(iter(corpora.values()), None)
+    for prefix, corpus in corpora.items():
+        if first is not None and corpus.dtype != first.dtype:
+            problems.append(Problem(
+                _SETTING, prefix, f"holds {corpus.dtype} and {first.prefix} {first.dtype}: they were made with "
+                "vocabularies of different sizes", "preprocess all texts with the same vocabulary"))
+    raise_if_any(DataError, dict.fromkeys(problems))
+    return corpora
 
 
 def build_datasets(data: DataConfig, *, seq_length: int, binary_head: bool, seed: int, vocabulary: Vocabulary,
@@ -115,48 +141,62 @@ def build_datasets(data: DataConfig, *, seq_length: int, binary_head: bool, seed
     Let one process call this first: it fills the index cache, which the others only map. Raises ConfigError and
     DataError.
     """
-    settings = SampleSettings(seq_length=seq_length, mask_prob=data.mask_prob, binary_head=binary_head, seed=seed)
-    blend = parse_data_path(data.data_path)
-    corpora = [IndexedDataset(prefix) for prefix in blend.prefixes]
-    for corpus in corpora:
-        _check_vocabulary(corpus, data, vocabulary)
+    settings = SampleSettings(data=data, seq_length=seq_length, binary_head=binary_head, seed=seed)
+    corpora = open_corpora(data, vocabulary)
     built: dict[str, SampleSource | None] = {}
-    for split in SPLITS:
+    for split, blend in blends_of_splits(data).items():
         wanted = num_samples.get(split, 0)
-        source = _SplitSource(data, settings, vocabulary, split)
         if wanted == 0:
             built[split] = None
-        elif len(corpora) == 1 and blend.weights is None:
-            built[split] = source.dataset(corpora[0], wanted)
+        elif blend is None:
+            raise DataError.of(f"--{split}-data-path", "none", f"{split} has no data, while train has its own",
+                               f"give --{split}-data-path, or leave eval_interval out to train without evaluation")
         else:
-            built[split] = source.blend(corpora, blend.weights, wanted)
+            planned = data.planned_samples if split == "train" else None
+            source = _SplitSource(settings=settings, vocabulary=vocabulary, split=split, planned=planned or wanted,
+                                  wanted=wanted)
+            built[split] = source.build(blend, corpora)
     return Datasets(**built)
 
 
-def _check_vocabulary(corpus: IndexedDataset, data: DataConfig, vocabulary: Vocabulary) -> None:
-    metadata = read_metadata(corpus.prefix)
-    if metadata is not None:
-        raise_if_any(DataError, metadata.problems(vocabulary, data.vocab_file, data.tokenizer_type))
+def _vocabulary_problems(prefix: str, data: DataConfig, vocabulary: Vocabulary) -> list[Problem]:
+    metadata = read_metadata(prefix)
+    return [] if metadata is None else [*metadata.problems(vocabulary, data.vocab_file, data.tokenizer_type)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _SplitSource:
     """Builds one split of a run."""
 
-    data: DataConfig
     settings: SampleSettings
     vocabulary: Vocabulary
     split: str
+    planned: int
+    """Samples that the order is drawn for."""
+    wanted: int
+    """Samples to be had."""
 
-    def dataset(self, corpus: IndexedDataset, num_samples: int) -> BertDataset:
-        """At least `num_samples` samples of one corpus."""
+    def build(self, blend: Blend, corpora: Mapping[str, IndexedDataset]) -> SampleSource:
+        """The samples of one corpus as they come, or those of several blended.
+
+        A single weighted prefix makes a blend too, except where the split has data of its own, as in Megatron-LM; a
+        blend's larger surplus may ask for an epoch more.
+        """
+        if len(blend.prefixes) == 1 and (blend.weights is None or self.settings.data.has_data_of_splits):
+            return self._dataset(corpora[blend.prefixes[0]], self.planned, self.wanted)
+        return self._blend(blend, [corpora[prefix] for prefix in blend.prefixes])
+
+    def _dataset(self, corpus: IndexedDataset, planned: int, wanted: int) -> BertDataset:
+        """At least `wanted` samples of one corpus, in the order drawn for `planned`."""
+        data, settings = self.settings.data, self.settings
         first, end = self._documents(corpus)
         mapping_settings = MappingSettings(
-            num_samples=num_samples,
-            max_tokens=self.settings.seq_length - _SPECIAL_TOKENS_OF_A_ROW,
-            short_seq_prob=self.data.short_seq_prob,
-            seed=self.settings.seed,
-            min_sentences=2 if self.settings.binary_head else 1,
+            num_samples=planned,
+            needed_samples=wanted if wanted > planned else 0,
+            max_tokens=settings.seq_length - _SPECIAL_TOKENS_OF_A_ROW,
+            short_seq_prob=data.short_seq_prob,
+            seed=settings.seed,
+            min_sentences=2 if settings.binary_head else 1,
         )
 
         def build() -> NDArray[np.unsignedinteger]:
@@ -168,23 +208,26 @@ class _SplitSource:
                        "documents": [first, end], **asdict(mapping_settings)}
         name = f"{Path(corpus.prefix).name}-{self.split}"
         mapping = load_or_build(self._cache_folder(corpus), name, description, build)
-        return BertDataset(corpus, mapping, self.settings, self.vocabulary)
+        return BertDataset(corpus, mapping, settings, self.vocabulary)
 
-    def blend(self, corpora: Sequence[IndexedDataset], weights: Sequence[float] | None,
-              num_samples: int) -> BlendedDataset:
+    def _blend(self, blend: Blend, corpora: Sequence[IndexedDataset]) -> BlendedDataset:
         """Samples of several corpora. Without weights each gives in proportion to its tokens in this split, as one
         corpus made of all of them would (Megatron-LM cannot blend BERT data without weights)."""
-        weights = weights or [self._num_tokens(corpus) for corpus in corpora]
-        size = sum(samples_of_each(weights, num_samples))
-        datasets = [self.dataset(corpus, wanted)
-                    for corpus, wanted in zip(corpora, samples_of_each(weights, num_samples, SURPLUS), strict=True)]
+        weights = blend.weights or [self._num_tokens(corpus) for corpus in corpora]
+        surplus = self.settings.data.mid_level_dataset_surplus
+        size = sum(samples_of_each(weights, self.wanted))
+        datasets = [self._dataset(corpus, planned, wanted) for corpus, planned, wanted in zip(
+            corpora, samples_of_each(weights, self.planned, surplus), samples_of_each(weights, self.wanted, surplus),
+            strict=True)]
         description = {"array": "blend", "version": 1, "weights": list(weights), "size": size}
         order = load_or_build(self._cache_folder(corpora[0]), f"blend-{self.split}", description,
                               lambda: blend_order(weights, size))
-        return BlendedDataset(datasets, order, source=" ".join(self.data.data_path))
+        return BlendedDataset(datasets, order, source=blend.source)
 
     def _documents(self, corpus: IndexedDataset) -> tuple[int, int]:
-        return document_range(self.data.split, self.split, corpus.num_documents, source=corpus.prefix)
+        if self.settings.data.has_data_of_splits:
+            return 0, corpus.num_documents
+        return document_range(self.settings.data.split, self.split, corpus.num_documents, source=corpus.prefix)
 
     def _num_tokens(self, corpus: IndexedDataset) -> int:
         """Tokens of this split, at least 1."""
@@ -195,6 +238,7 @@ class _SplitSource:
         return max(1, (ends - begins) // corpus.dtype.itemsize)
 
     def _cache_folder(self, corpus: IndexedDataset) -> Path:
-        if self.data.data_cache_path is not None:
-            return Path(self.data.data_cache_path)
+        folder = self.settings.data.data_cache_path
+        if folder is not None:
+            return Path(folder)
         return Path(corpus.prefix).parent / "cache"

@@ -10,12 +10,12 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from bert_ds.config.data import DataConfig
 from bert_ds.data.samples import SampleBatch, SampleSource
+from bert_ds.data.splits import SPLITS
 from bert_ds.errors import ConfigError, DataError
 
 BLEND_ENTRY = np.dtype([("dataset", np.int16), ("sample", np.int64)])
-SURPLUS = 0.005
-"""Share of samples that each dataset of a blend builds beyond its part, for the rounding of the blend's order."""
 
 _SETTING = "--data-path"
 _LARGEST_BLEND = 2**15 - 1
@@ -27,26 +27,44 @@ class Blend:
 
     prefixes: tuple[str, ...]
     weights: tuple[float, ...] | None
+    setting: str = _SETTING
+    """The flag that named them."""
+
+    @property
+    def source(self) -> str:
+        """The prefixes, for messages."""
+        return " ".join(self.prefixes)
 
 
-def parse_data_path(data_path: Sequence[str]) -> Blend:
+def blends_of_splits(data: DataConfig) -> dict[str, Blend | None]:
+    """What each split reads; None where a split has no data of its own although another has. Raises ConfigError."""
+    if not data.has_data_of_splits:
+        return dict.fromkeys(SPLITS, parse_data_path(data.data_path))
+    blends: dict[str, Blend | None] = {}
+    for split in SPLITS:
+        words = getattr(data, f"{split}_data_path")
+        blends[split] = parse_data_path(words, f"--{split}-data-path") if words else None
+    return blends
+
+
+def parse_data_path(data_path: Sequence[str], setting: str = _SETTING) -> Blend:
     """Reads `PREFIX`, `WEIGHT PREFIX WEIGHT PREFIX ...` or `PREFIX PREFIX ...`; raises ConfigError on anything else."""
     words = tuple(word.strip() for word in data_path)
     numbers = [_as_number(word) for word in words]
     if all(number is None for number in numbers):
-        return Blend(words, None)
+        return Blend(words, None, setting)
     weights, prefixes = numbers[::2], words[1::2]
     if len(words) % 2 or None in weights or any(number is not None for number in numbers[1::2]):
-        raise ConfigError.of(_SETTING, " ".join(words), "mixes weights and prefixes",
+        raise ConfigError.of(setting, " ".join(words), "mixes weights and prefixes",
                              "give a weight before every prefix, or before none")
     known = tuple(weight for weight in weights if weight is not None)
     bad = [weight for weight in known if not 0 < weight < math.inf]
     if bad:
-        raise ConfigError.of(_SETTING, " ".join(words), f"has the weight {bad[0]:g}",
+        raise ConfigError.of(setting, " ".join(words), f"has the weight {bad[0]:g}",
                              "give positive weights and leave out what is not wanted")
     if len(prefixes) > _LARGEST_BLEND:
-        raise ConfigError.of(_SETTING, f"{len(prefixes)} prefixes", f"are more than {_LARGEST_BLEND}", "merge some")
-    return Blend(prefixes, known)
+        raise ConfigError.of(setting, f"{len(prefixes)} prefixes", f"are more than {_LARGEST_BLEND}", "merge some")
+    return Blend(prefixes, known, setting)
 
 
 def normalised(weights: Sequence[float]) -> list[float]:
@@ -78,7 +96,7 @@ class BlendedDataset:
         for number, (dataset, needed) in enumerate(zip(self.datasets, counts, strict=True)):
             if needed > len(dataset):
                 raise DataError.of(_SETTING, source, f"dataset {number} of the blend has {len(dataset)} samples where "
-                                   f"{needed} are needed", "train for at least a few more samples")
+                                   f"{needed} are needed", "raise --mid-level-dataset-surplus")
 
     def __len__(self) -> int:
         return len(self.order)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numba
@@ -36,6 +36,7 @@ ALGORITHM_VERSION = 1
 """Changes whenever the same settings would give other rows."""
 
 _LARGEST_UINT32 = 2**32 - 1
+_SEEDS = 2**31 - 1
 _SERVES, _TOO_FEW_SENTENCES, _LONG_SENTENCE = 1, 2, 3
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,10 @@ class MappingSettings:
     """What the mapping depends on beside the corpus."""
 
     num_samples: int
-    """Rows wanted at least; whole epochs are added until there are as many."""
+    """Rows that the order is drawn for: whole epochs until there are as many, shuffled together."""
+    needed_samples: int = 0
+    """Rows wanted at least. Where the planned ones do not suffice, further epochs follow, each shuffled by itself, so
+    that more rows never change the order of those before."""
     max_tokens: int
     """Tokens of a full row without its special tokens: sequence length - 3."""
     short_seq_prob: float
@@ -87,8 +91,18 @@ def build_mapping(boundaries: NDArray[np.int64], lengths: NDArray[np.int32], set
         logger.info("%s: of %d documents, %d are left out with fewer than %d sentences, %d with a sentence of more "
                     "than %d tokens", source, len(verdicts), too_few, settings.min_sentences, too_long,
                     LONGEST_SENTENCE)
+    serves = verdicts == _SERVES
+    parts = [_shuffled_rows(boundaries, lengths, serves, settings)]
+    while sum(map(len, parts)) < settings.needed_samples:
+        seed = (settings.seed + len(parts)) % _SEEDS
+        parts.append(_shuffled_rows(boundaries, lengths, serves, replace(settings, num_samples=1, seed=seed)))
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _shuffled_rows(boundaries: NDArray[np.int64], lengths: NDArray[np.int32], serves: NDArray[np.bool_],
+                   settings: MappingSettings) -> NDArray[np.unsignedinteger]:
     rows_type = np.uint32 if len(lengths) <= _LARGEST_UINT32 else np.uint64
-    rows = _collect_rows(boundaries, lengths, verdicts == _SERVES, settings, rows_type)
+    rows = _collect_rows(boundaries, lengths, serves, settings, rows_type)
     _shuffle(rows, settings.seed + 1)
     return rows
 

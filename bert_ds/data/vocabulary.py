@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from bert_ds.errors import DataError, Problem, raise_if_any
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+BOS, EOS = EXTRA_TOKENS = ("[BOS]", "[EOS]")
+"""Appended by Megatron-LM's own tokenizer (up to 0.16) to a vocabulary that lacks them."""
 CONTINUATION_PREFIX = "##"
 
 _SETTING = "--vocab-file"
@@ -24,7 +26,7 @@ _REPAIR = ("give a WordPiece vocabulary as plain text, one token a line, such as
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """Tokens in the order of their ids."""
+    """Tokens in the order of their ids. The extra tokens of Megatron-LM, where asked for, follow those of the file."""
 
     tokens: tuple[str, ...]
     pad_id: int
@@ -36,19 +38,26 @@ class Vocabulary:
     """Hex digest of the file's bytes."""
     is_continuation: NDArray[np.bool_] = field(repr=False, compare=False)
     """[len(self)]; whether the token continues a word (starts with "##"). Read-only."""
+    document_end: str = SEP
+    """Token that closes a document: [EOS] with the extra tokens, else [SEP]."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @classmethod
-    def from_file(cls, path: str) -> Vocabulary:
-        """Reads a vocabulary file; raises DataError when it is missing or is not a usable vocabulary."""
+    def from_file(cls, path: str, *, extra_bos_eos: bool = False) -> Vocabulary:
+        """Reads a vocabulary file; raises DataError when it is missing or is not a usable vocabulary.
+
+        extra_bos_eos: append [BOS] and [EOS] where the file lacks them.
+        """
         try:
             content = Path(path).read_bytes()
         except OSError as error:
             raise DataError.of(_SETTING, path, f"cannot be read ({error.strerror})", _REPAIR) from None
         tokens = _tokens_of(content, path)
         raise_if_any(DataError, _problems(tokens, path))
+        if extra_bos_eos:
+            tokens += tuple(token for token in EXTRA_TOKENS if token not in tokens)
         id_of = {token: token_id for token_id, token in enumerate(tokens)}
         is_continuation = np.array([token.startswith(CONTINUATION_PREFIX) for token in tokens], dtype=np.bool_)
         is_continuation.flags.writeable = False
@@ -57,6 +66,7 @@ class Vocabulary:
             pad_id=id_of[PAD], unk_id=id_of[UNK], cls_id=id_of[CLS], sep_id=id_of[SEP], mask_id=id_of[MASK],
             sha256=hashlib.sha256(content).hexdigest(),
             is_continuation=is_continuation,
+            document_end=EOS if extra_bos_eos else SEP,
         )
 
 

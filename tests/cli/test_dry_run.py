@@ -40,7 +40,8 @@ def test_large_bert_on_a_cluster_that_is_not_there() -> None:
         '"gradient_accumulation_steps": 8,',
     ):
         assert expected in told, expected
-    origin = next(line for line in told.splitlines() if "parallel.pipeline_model_parallel_size  16" in line)
+    origin = next(line for line in told.splitlines()
+                  if line.split()[:2] == ["parallel.pipeline_model_parallel_size", "16"])
     assert origin.endswith("--pipeline-model-parallel-size")
     origin = next(line for line in told.splitlines() if "schedule.lr_decay_iters" in line)
     assert origin.split()[1] == "990000" and origin.endswith("recipes/340m.yaml")

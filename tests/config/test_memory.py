@@ -12,7 +12,6 @@ from bert_ds.config.output import OutputConfig
 from bert_ds.config.parallel import ParallelConfig
 from bert_ds.config.run import RunConfig
 from bert_ds.config.schedule import ScheduleConfig
-from bert_ds.data.masking import predictions_per_row
 
 LARGE = RunConfig(
     name="large", model=ModelConfig(num_layers=24, hidden_size=1024, num_attention_heads=16),
@@ -48,8 +47,3 @@ def test_activations_follow_micro_batches_in_flight_and_recomputation() -> None:
     recomputed = predict_memory(replace(run, engine=replace(run.engine, activation_checkpoint_interval=1)), 4)
     assert all(less.activations < full.activations for less, full in zip(recomputed, stages, strict=True))
     assert [stage.logits > 0 for stage in stages] == [False, False, False, True]
-
-
-@pytest.mark.parametrize("seq_length", [8, 128, 512, 533])
-def test_predictions_are_those_that_masking_makes_room_for(seq_length: int) -> None:
-    assert DataConfig().predictions_per_row(seq_length) == predictions_per_row(seq_length, DataConfig().mask_prob)

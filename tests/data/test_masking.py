@@ -1,4 +1,5 @@
 import hashlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from bert_ds.config.data import DataConfig
 from bert_ds.data.masking import (
     BUILT,
     DAMAGED,
@@ -14,7 +16,6 @@ from bert_ds.data.masking import (
     UNKNOWN_TOKEN,
     Corpus,
     build_rows,
-    predictions_per_row,
     rules_for,
 )
 from bert_ds.data.sample_mapping import MappingSettings, build_mapping
@@ -24,16 +25,17 @@ from tests.data.reference_samples import random_corpus, reference_sample, word_p
 VOCABULARY = word_piece_vocabulary(100, 40)
 
 
-def corpus_of(lengths: NDArray[np.int32], tokens: NDArray[np.integer]) -> Corpus:
+def corpus_of(lengths: NDArray[np.int32], tokens: NDArray[np.integer],
+              boundaries: NDArray[np.int64] | None = None) -> Corpus:
     pointers = (np.cumsum(lengths, dtype=np.int64) - lengths) * tokens.itemsize
-    return Corpus(tokens, lengths, pointers)
+    return Corpus(tokens, lengths, pointers, np.array([0, len(lengths)]) if boundaries is None else boundaries)
 
 
 def built(corpus: Corpus, mapping: NDArray[np.unsignedinteger], *, seq_length: int, sentence_order: bool,
-          seed: int = 1234, mask_prob: float = 0.15, vocabulary=VOCABULARY) -> SampleBatch:
-    count = len(mapping)
-    batch = SampleBatch.empty(count, seq_length, predictions_per_row(seq_length, mask_prob))
-    rules = rules_for(vocabulary, mask_prob=mask_prob, sentence_order=sentence_order, seed=seed)
+          seed: int = 1234, vocabulary=VOCABULARY, **settings: Any) -> SampleBatch:
+    count, data = len(mapping), DataConfig(**settings)
+    batch = SampleBatch.empty(count, seq_length, data.predictions_per_row(seq_length))
+    rules = rules_for(vocabulary, data, binary_head=sentence_order, seed=seed)
     assert build_rows(corpus, mapping, rules, np.arange(count), np.arange(count), batch) == (BUILT, 0, 0)
     return batch
 
@@ -192,7 +194,9 @@ def test_a_replacement_that_drew_pad_stays_visible() -> None:
 
 
 def test_room_for_predictions() -> None:
-    assert [predictions_per_row(*arguments) for arguments in ((512, 0.15), (128, 0.15), (512, 0.15, 8))] == [80, 24, 88]
+    rooms = [DataConfig().predictions_per_row(*arguments) for arguments in ((512,), (128,), (512, 8))]
+    assert rooms == [80, 24, 88]
+    assert DataConfig(masking_do_permutation=True).predictions_per_row(512) == 160
 
 
 SOUND = ([0, 6, 14], [0, 2, 29], [5, 6, 7, 8, 9, 10, 11])
@@ -214,8 +218,8 @@ SOUND = ([0, 6, 14], [0, 2, 29], [5, 6, 7, 8, 9, 10, 11])
 ])
 def test_nothing_is_read_outside_the_corpus(pointers: list[int], row: list[int], tokens: list[int], index: int,
                                             status: int) -> None:
-    corpus = Corpus(np.array(tokens, np.uint16), np.array([3, 4, 9], np.int32), np.array(pointers))
-    rules = rules_for(VOCABULARY, mask_prob=0.15, sentence_order=True, seed=1)
+    corpus = Corpus(np.array(tokens, np.uint16), np.array([3, 4, 9], np.int32), np.array(pointers), np.array([0, 3]))
+    rules = rules_for(VOCABULARY, DataConfig(), binary_head=True, seed=1)
     batch = SampleBatch.empty(1, 32, 8)
     mapping = np.array([row], np.uint32)
     assert build_rows(corpus, mapping, rules, np.array([index]), np.array([0]), batch)[0] == status
