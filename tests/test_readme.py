@@ -45,8 +45,9 @@ def test_a_command_can_be_typed(command: str) -> None:
     elif program == "python":
         assert_module_takes(arguments)
     elif program.startswith("recipes/"):
-        subprocess.run([str(ROOT / program), *arguments], env=os.environ | variables | {"DRY_RUN": "1"}, check=True,
-                       capture_output=True)
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        subprocess.run([str(ROOT / program), *arguments], env=os.environ | variables | {"DRY_RUN": "1", "PATH": path},
+                       check=True, capture_output=True)
     else:
         assert program == "./run.sh" and arguments in ([], ["test"])
 
