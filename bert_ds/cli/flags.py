@@ -97,6 +97,8 @@ DATA_FLAGS = (
     Flag(name="--masking-do-permutation", setting="data.masking_do_permutation", constant=True),
     Flag(name="--num-workers", setting="data.num_workers"),
     Flag(name="--rows-are-full", setting="data.rows_are_full", constant=True),
+    Flag(name="--pack-sequences", setting="data.pack_sequences", constant=True),
+    Flag(name="--max-sequences-per-row", setting="data.max_sequences_per_row"),
 )
 
 ENGINE_FLAGS = (

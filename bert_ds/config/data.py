@@ -11,6 +11,8 @@ from bert_ds.errors import Problem
 
 TOKENIZER_TYPES = ("BertWordPieceLowerCase", "BertWordPieceCase")
 SENTENCE_TASKS = ("order", "random_next")
+SHORTEST_SEQUENCE = 3
+"""[CLS], a token, [SEP]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,20 +67,38 @@ class DataConfig:
     """Threads that build samples ahead of training."""
     rows_are_full: bool = False
     """Promise that no row is padded, so that attention needs no mask; the loader checks it."""
+    pack_sequences: bool = False
+    """Let short samples share a row. Batch sizes, iterations and counters count rows, which then hold more text."""
+    max_sequences_per_row: int = 6
+    """Samples that may share a row. Up to 6, a row of 128 or 512 needs no more room for predictions than one sample;
+    texts far shorter than a sixth of a row want more."""
 
     @property
     def has_data_of_splits(self) -> bool:
         """Whether the splits read data of their own instead of shares of data_path."""
         return bool(self.train_data_path or self.valid_data_path or self.test_data_path)
 
+    @property
+    def sequences_per_row(self) -> int:
+        """M: the most sequences that a row holds."""
+        return self.max_sequences_per_row if self.pack_sequences else 1
+
+    @property
+    def row_kind(self) -> Literal["full", "padded", "packed"]:
+        """What attention has to reckon with, see ops/attention.py."""
+        if self.pack_sequences:
+            return "packed"
+        return "full" if self.rows_are_full else "padded"
+
     def predictions_per_row(self, seq_length: int, sequences_per_row: int = 1) -> int:
         """P: room for the predicted tokens of a row, a multiple of 8 (80 for 512 at 15 %).
 
-        A sequence has at most mask_prob x its target of them, and each sequence may round up by a half; permutation
-        predicts as many again.
+        A sequence has at most mask_prob x its length of them, rounded up by a half, or else one; permutation predicts
+        as many again.
         """
         times = 2 if self.masking_do_permutation else 1
-        return 8 * math.ceil(times * (self.mask_prob * seq_length + sequences_per_row / 2) / 8)
+        rounding = sequences_per_row * max(0.5, 1 - SHORTEST_SEQUENCE * self.mask_prob)
+        return 8 * math.ceil(times * math.floor(self.mask_prob * seq_length + rounding) / 8)
 
     def problems(self) -> Iterator[Problem]:
         """Everything that is wrong with these settings before any file is opened."""
@@ -105,6 +125,11 @@ class DataConfig:
                           "use 0.005")
 
     def _sample_problems(self) -> Iterator[Problem]:
+        if self.pack_sequences and self.rows_are_full:
+            yield Problem("data.pack_sequences", True, "contradicts rows_are_full", "choose one of the two")
+        if self.max_sequences_per_row < 2:
+            yield Problem("data.max_sequences_per_row", self.max_sequences_per_row, "lets no samples share a row",
+                          "use 6, or leave pack_sequences out")
         if not 0 < self.mask_prob < 1:
             yield Problem("data.mask_prob", self.mask_prob, "is not a share between 0 and 1", "use 0.15")
         if not 0 <= self.short_seq_prob <= 1:
