@@ -46,12 +46,17 @@ class BuildWithShippedFiles(build_py):
         return [*super().get_source_files(), *map(str, shipped_files())]
 
 
+# Needs nothing beyond torch, numpy and packaging; its wheels hold the compiled helpers.
+ORACLE = 'megatron-core==0.16.1; sys_platform == "linux" and platform_machine == "x86_64"'
+
 EXTRAS = {
     "te": ["transformer_engine[pytorch]>=2.12"],
     "hf": ["transformers>=4.48"],
     "zstd": ["zstandard>=0.22"],
     "parquet": ["pyarrow>=14"],
+    "oracle": [ORACLE],
     "dev": [
+        ORACLE,
         "hypothesis",
         "import-linter>=2.1",
         "mypy>=1.11",

@@ -62,6 +62,7 @@ def _settings(arguments: argparse.Namespace) -> PreprocessSettings:
             sentence_splitter=arguments.sentence_splitter if arguments.split_sentences else None,
             json_keys=tuple(arguments.json_keys),
             append_eod=arguments.append_eod,
+            vocab_extra_bos_eos=arguments.vocab_extra_bos_eos,
             replace_bad_characters=arguments.on_error == "replace",
         ),
     )
@@ -125,6 +126,9 @@ def _parser() -> CommandParser:
     tokens.add_argument("--sentence-splitter", choices=SPLITTERS, default=SPLITTERS[0],
                         help="newline takes every line for a sentence (default: %(default)s)")
     tokens.add_argument("--append-eod", action="store_true", help="close every document with [SEP]")
+    tokens.add_argument("--vocab-extra-bos-eos", action="store_true",
+                        help="extend the vocabulary by [BOS] and [EOS] and close documents with [EOS], as Megatron-LM "
+                             "up to 0.16 does; train with the same flag")
 
     work = parser.add_argument_group("work")
     work.add_argument("--workers", type=int, default=1, metavar="N",

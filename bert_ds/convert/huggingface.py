@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bert_ds.checkpoint import files
@@ -65,6 +65,8 @@ def export_to_huggingface(checkpoint: Path, out: Path, options: ExportOptions) -
     config = model_config_from(source.manifest)
     vocabulary = Vocabulary.from_file(str(source.vocabulary))
     raise_if_any(CheckpointError, _problems(source, config, vocabulary))
+    # [BOS] and [EOS], which training may have appended to the file's entries, are left out; the table keeps its rows.
+    config = replace(config, vocab_size=len(vocabulary), make_vocab_size_divisible_by=config.padded_vocab_size)
     dtype = DTYPES[options.dtype]
     with output_folder(out, source=source.folder, force=options.force, marker=CONFIG_FILE) as folder:
         weight_files = write_weights(folder, source, config, dtype=dtype, untie=options.untie,
@@ -93,7 +95,8 @@ def _problems(source: Checkpoint, config: ModelConfig, vocabulary: Vocabulary) -
         if expected.get(name) != found.get(name):
             yield Problem(str(source.folder), name, f"is {found.get(name)} and should be {expected.get(name)}",
                           "use the bert_ds that wrote the checkpoint")
-    if len(vocabulary) != config.vocab_size:
+    extended = Vocabulary.from_file(str(source.vocabulary), extra_bos_eos=True)
+    if config.vocab_size not in {len(vocabulary), len(extended)}:
         yield Problem(str(source.vocabulary), len(vocabulary),
                       f"entries do not make the model's vocab_size {config.vocab_size}", "use another checkpoint")
 

@@ -97,7 +97,8 @@ def _training_rows(manifest: Manifest) -> Iterator[tuple[str, object]]:
     row_length = config["model"].get("seq_length")
     yield "recipe", config.get("name")
     # Only the last part of the path: the folders above it are nobody's business.
-    yield "data", ", ".join(Path(prefix).name for prefix in data.get("data_path", ()))
+    prefixes = data.get("train_data_path") or data.get("data_path", ())
+    yield "data", ", ".join(Path(prefix).name for prefix in prefixes)
     yield "split (train, validation, test)", data.get("split")
     yield "masked share", data.get("mask_prob")
     yield "iterations", f"{manifest.step} ({manifest.skipped_steps} skipped by loss scaling)"

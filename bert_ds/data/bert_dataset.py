@@ -26,7 +26,7 @@ from bert_ds.data.masking import (
 from bert_ds.data.sample_mapping import ALGORITHM_VERSION, MappingSettings, build_mapping
 from bert_ds.data.samples import SampleBatch, SampleSource
 from bert_ds.data.splits import document_range
-from bert_ds.data.vocabulary import EXTRA_TOKENS, Vocabulary
+from bert_ds.data.vocabulary import EOS, EXTRA_TOKENS, Vocabulary
 from bert_ds.errors import DataError, Problem, UserError, raise_if_any
 
 _SPECIAL_TOKENS_OF_A_ROW = 3
@@ -161,7 +161,13 @@ def build_datasets(data: DataConfig, *, seq_length: int, binary_head: bool, seed
 
 def _vocabulary_problems(prefix: str, data: DataConfig, vocabulary: Vocabulary) -> list[Problem]:
     metadata = read_metadata(prefix)
-    return [] if metadata is None else [*metadata.problems(vocabulary, data.vocab_file, data.tokenizer_type)]
+    if metadata is None:
+        return []
+    problems = [*metadata.problems(vocabulary, data.vocab_file, data.tokenizer_type)]
+    if not problems and metadata.document_end_token == EOS and EOS not in vocabulary.tokens:
+        problems.append(Problem("--vocab-extra-bos-eos", False, f"documents of {prefix} end with {EOS}, which the "
+                                "vocabulary lacks", "give the flag"))
+    return problems
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,9 @@ class EncoderSettings:
     """None keeps each document as one sequence."""
     json_keys: tuple[str, ...] = ("text",)
     append_eod: bool = False
-    """Close every document with [SEP], as a part of its last sentence."""
+    """Close every document with [SEP], as a part of its last sentence; with [EOS] where the vocabulary is extended."""
+    vocab_extra_bos_eos: bool = False
+    """Extend the vocabulary by [BOS] and [EOS], as Megatron-LM's tokenizer up to 0.16 does."""
     replace_bad_characters: bool = False
     """Use documents whose bytes are no UTF-8, with replacement characters (which the tokenizer drops)."""
 
@@ -68,14 +70,15 @@ class DocumentEncoder:
 
     def __init__(self, settings: EncoderSettings) -> None:
         self.settings = settings
-        self.vocabulary = Vocabulary.from_file(settings.vocab_file)
+        self.vocabulary = Vocabulary.from_file(settings.vocab_file, extra_bos_eos=settings.vocab_extra_bos_eos)
         self.splitter: SentenceSplitter | None = None
         if settings.sentence_splitter is not None:
             self.splitter = sentence_splitter(settings.sentence_splitter)
         self._tokenizer = WordPieceTokenizer(self.vocabulary, settings.tokenizer_type,
                                              max_word_length=settings.max_word_length)
         self.dtype = self._tokenizer.dtype
-        self._document_end = np.array([self.vocabulary.sep_id], self.dtype).tobytes()
+        document_end = self.vocabulary.tokens.index(self.vocabulary.document_end)
+        self._document_end = np.array([document_end], self.dtype).tobytes()
 
     def encode(self, chunk: Chunk) -> EncodedChunk:
         """Tokens of all documents of the chunk, and the records that cannot be used."""

@@ -23,7 +23,6 @@ from bert_ds.data.free_space import check_free_space
 from bert_ds.data.indexed_dataset import IndexedDatasetWriter
 from bert_ds.data.progress import Progress
 from bert_ds.data.text_sources import LARGEST_DOCUMENT_MB, BadRecords, Chunk, TextSources
-from bert_ds.data.vocabulary import SEP
 from bert_ds.data.worker_pool import worker_pool
 from bert_ds.errors import ConfigError, DataError, Problem, raise_if_any
 
@@ -191,7 +190,7 @@ def _metadata(settings: PreprocessSettings, encoder: DocumentEncoder, writer: In
         max_word_length=settings.encoder.max_word_length,
         sentence_splitter=encoder.splitter.name if encoder.splitter else None,
         sentence_splitter_version=encoder.splitter.version if encoder.splitter else "",
-        document_end_token=SEP if settings.encoder.append_eod else None,
+        document_end_token=encoder.vocabulary.document_end if settings.encoder.append_eod else None,
         inputs=settings.inputs,
         json_key=settings.encoder.json_keys[number],
         documents=writer.num_documents,

@@ -21,7 +21,9 @@ from bert_ds.convert.huggingface import ExportOptions, export_to_huggingface
 from bert_ds.convert.verify import RandomRows, largest_difference
 from bert_ds.data.tokenizer import WordPieceTokenizer
 from bert_ds.data.vocabulary import Vocabulary
+from bert_ds.errors import CheckpointError
 from tests.checkpoint.saved_checkpoints import (
+    TOKENS,
     Layout,
     content_of,
     model_config,
@@ -97,6 +99,18 @@ def test_a_missing_tensor_is_caught(
     assert main(["to-hf", str(folder), str(tmp_path / "out")]) == 2
     assert "bert.pooler.dense.bias" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["save"]
+
+
+def test_bos_and_eos_that_training_appended_are_left_out(tmp_path: Path) -> None:
+    folder, config, tensors = saved(tmp_path / "save", vocab_size=len(TOKENS) + 2, make_vocab_size_divisible_by=17)
+    assert config.padded_vocab_size == len(TOKENS) + 2
+    assert export_to_huggingface(folder, tmp_path / "out", ExportOptions()).difference is not None
+    words = load_file(tmp_path / "out" / "model.safetensors")["bert.embeddings.word_embeddings.weight"]
+    assert torch.equal(words, tensors["weight/embedding.word_embeddings.weight"][:len(TOKENS)])
+    assert transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out").config.vocab_size == len(TOKENS)
+    other, *_ = saved(tmp_path / "other", vocab_size=len(TOKENS) + 1)
+    with pytest.raises(CheckpointError, match="entries do not make the model's vocab_size 33"):
+        export_to_huggingface(other, tmp_path / "none", ExportOptions())
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

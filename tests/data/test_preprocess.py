@@ -112,6 +112,12 @@ def test_document_end_belongs_to_the_last_sentence(tmp_path: Path, vocabulary: V
     for document, with_end in zip(documents_of(plain.prefix), documents_of(ended.prefix), strict=True):
         assert with_end == [*document[:-1], *([*last, vocabulary.sep_id] for last in document[-1:])]
     assert ended.metadata.document_end_token == "[SEP]"
+    (extended,) = preprocess(settings_for(tmp_path, source, output="out/extended", append_eod=True,
+                                          vocab_extra_bos_eos=True))
+    eos_id = len(vocabulary) + 1
+    for document, with_end in zip(documents_of(plain.prefix), documents_of(extended.prefix), strict=True):
+        assert with_end == [*document[:-1], *([*last, eos_id] for last in document[-1:])]
+    assert extended.metadata.document_end_token == "[EOS]"
 
 
 def test_output_is_the_same_for_any_number_of_workers(tmp_path: Path, vocabulary: Vocabulary,

@@ -25,6 +25,17 @@ def test_line_number_is_the_id_and_only_newline_ends_a_line(tmp_path: Path) -> N
     assert len(vocabulary) == 10
 
 
+def test_bos_and_eos_follow_the_file_when_asked_for(tmp_path: Path) -> None:
+    path = write(tmp_path, "\n".join((*SPECIAL_TOKENS, "the", "##s")))
+    plain, extended = Vocabulary.from_file(path), Vocabulary.from_file(path, extra_bos_eos=True)
+    assert extended.tokens == (*plain.tokens, "[BOS]", "[EOS]")
+    assert extended.is_continuation.tolist() == [False] * 6 + [True, False, False]
+    assert extended.sha256 == plain.sha256
+    assert (plain.document_end, extended.document_end) == ("[SEP]", "[EOS]")
+    holds_both = write(tmp_path, "\n".join((*SPECIAL_TOKENS, "[EOS]", "[BOS]", "the")))
+    assert len(Vocabulary.from_file(holds_both, extra_bos_eos=True)) == 8
+
+
 @pytest.mark.parametrize(("content", "reason"), [
     (json.dumps({"[PAD]": 0}), "is JSON"),
     (b"\x80\x04\x95", "is not UTF-8 text (byte 0)"),
