@@ -18,6 +18,9 @@ class ParallelConfig:
     pipeline_model_parallel_size: int = 1
     """Stages, each with consecutive layers."""
 
+    sequence_parallel: bool = False
+    """Cut the tokens between the matrices over the tensor-parallel ranks: less memory, the same communication."""
+
     @property
     def model_parallel_size(self) -> int:
         """Ranks that hold one copy of the model."""

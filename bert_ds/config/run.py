@@ -45,6 +45,14 @@ class RunConfig:
             yield from self.engine.layout_free_problems()
         else:
             yield from self.engine.problems(self.parallel.data_parallel_size(world_size))
+            yield from self._sequence_problems()
+
+    def _sequence_problems(self) -> Iterator[Problem]:
+        tokens, tensor = self.engine.micro_batch_size * self.model.seq_length, self.parallel.tensor_model_parallel_size
+        if self.parallel.sequence_parallel and tokens % tensor:
+            yield Problem("parallel.sequence_parallel", True,
+                          f"cannot cut the {tokens} tokens of a micro-batch over {tensor} tensor-parallel ranks",
+                          f"choose micro batch and seq_length so that their product is a multiple of {tensor}")
 
     def _pipeline_problems(self) -> Iterator[Problem]:
         """Settings that DeepSpeed's pipeline engine would train wrongly with, and silently."""

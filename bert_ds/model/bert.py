@@ -80,10 +80,10 @@ def bert_layers(
         rows=compute.rows, dtype=compute.dtype, device_type=ctx.device.type, head_dim=config.head_dim,
         dropout=config.attention_dropout, deterministic=compute.deterministic))
     words = LayerDef(WordEmbeddings, (config, ctx), (("", "embedding.word_embeddings."),), WORD_EMBEDDINGS)
-    tail = LayerDef(EmbeddingTail, (config, compute.rows), (("", "embedding."),))
+    tail = LayerDef(EmbeddingTail, (config, ctx, compute.rows), (("", "embedding."),))
     layers = (LayerDef(TransformerLayer, (config, ctx, backend, compute.rows), (("", f"encoder.layers.{index}."),))
               for index in range(config.num_layers))
-    heads = LayerDef(PretrainingHeads, (config, compute.sequences_per_row),
+    heads = LayerDef(PretrainingHeads, (config, ctx, compute.sequences_per_row),
                      (("final_layernorm.", "encoder.final_layernorm."), ("", "")))
     second_words = LayerDef(WordEmbeddings, (config, ctx), words.names, WORD_EMBEDDINGS, pass_word_weight)
     bias = LayerDef(LogitBias, (config, ctx), (("", "output_layer."),))

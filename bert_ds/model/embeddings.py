@@ -1,20 +1,27 @@
-"""From token ids to the first hidden states. B batch, S sequence, H hidden, P predictions kept per row."""
+"""From token ids to the first hidden states.
+
+B batch, S sequence, H hidden, P predictions kept per row, T tokens of this rank: B x S, row after row, or this rank's
+share of them under sequence parallelism.
+"""
 
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from bert_ds.config.model import ModelConfig
 from bert_ds.ops.attention import RowKind
+from bert_ds.parallel.collectives import own_tokens
 from bert_ds.parallel.context import ParallelContext
 from bert_ds.parallel.embedding import VocabParallelEmbedding
+from bert_ds.parallel.sharding import mark_partial_gradient
 from bert_ds.random_keys import DropoutKey, keyed_dropout
 
 ModelInputs = tuple[Tensor, Tensor, Tensor, Tensor]
 """(input_ids_BS, token_type_ids_BS, segment_ids_BS, masked_positions_BP)."""
 StageTensors = tuple[Tensor, Tensor, Tensor]
-"""(hidden_BSH, segment_ids_BS, masked_positions_BP): what travels between layers and stages, the only float first."""
+"""(hidden_TH, segment_ids_BS, masked_positions_BP): what travels between layers and stages, the only float first."""
 
 
 class WordEmbeddings(VocabParallelEmbedding):
@@ -31,27 +38,43 @@ class WordEmbeddings(VocabParallelEmbedding):
 class EmbeddingTail(nn.Module):
     """Adds positions and token types to the word embeddings and drops out."""
 
-    def __init__(self, config: ModelConfig, rows: RowKind) -> None:
+    def __init__(self, config: ModelConfig, ctx: ParallelContext, rows: RowKind) -> None:
         super().__init__()
+        self._token_group = ctx.tp_group if ctx.sequence_parallel else None
         self._dropout = config.hidden_dropout
         self._rows = rows
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.tokentype_embeddings: nn.Embedding | None = None
         if config.num_token_types:
             self.tokentype_embeddings = nn.Embedding(config.num_token_types, config.hidden_size)
+        if ctx.sequence_parallel:
+            for parameter in self.parameters():
+                mark_partial_gradient(parameter)
 
     def forward(self, inputs: tuple[Tensor, Tensor, Tensor, Tensor], key: DropoutKey | None = None) -> StageTensors:
-        words_BSH, token_type_ids_BS, segment_ids_BS, masked_positions_BP = inputs
-        hidden_BSH = words_BSH + self._positions(segment_ids_BS)
+        words_TH, token_type_ids_BS, segment_ids_BS, masked_positions_BP = inputs
+        hidden_TH = words_TH + self.position_embeddings(self._own(self._positions(segment_ids_BS)))
         if self.tokentype_embeddings is not None:
-            hidden_BSH = hidden_BSH + self.tokentype_embeddings(token_type_ids_BS)
-        seed = key.replicated("embedding") if key else None
-        return keyed_dropout(hidden_BSH, self._dropout, seed), segment_ids_BS, masked_positions_BP
+            hidden_TH = hidden_TH + self.tokentype_embeddings(self._own(token_type_ids_BS))
+        hidden_TH = keyed_dropout(hidden_TH, self._dropout, token_seed(key, "embedding", self._token_group))
+        return hidden_TH, segment_ids_BS, masked_positions_BP
+
+    def _own(self, values_BS: Tensor) -> Tensor:
+        """The values at this rank's tokens, [T]."""
+        return own_tokens(values_BS.flatten(), self._token_group)
 
     def _positions(self, segment_ids_BS: Tensor) -> Tensor:
         if self._rows == "packed":
-            return self.position_embeddings(packed_positions(segment_ids_BS))
-        return self.position_embeddings.weight[: segment_ids_BS.size(1)]
+            return packed_positions(segment_ids_BS)
+        return torch.arange(segment_ids_BS.size(1), device=segment_ids_BS.device).expand_as(segment_ids_BS)
+
+
+def token_seed(key: DropoutKey | None, site: str, token_group: dist.ProcessGroup | None) -> int | None:
+    """Seed of a dropout between the matrices: ranks that hold the same tokens drop the same elements, ranks that hold
+    other tokens drop others; None switches it off."""
+    if key is None:
+        return None
+    return key.replicated(site) if token_group is None else key.sharded(site)
 
 
 def packed_positions(segment_ids_BS: Tensor) -> Tensor:

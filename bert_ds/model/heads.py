@@ -1,6 +1,7 @@
 """From the last hidden states to what the loss needs.
 
-B batch, S sequence, H hidden, P predictions kept per row, M sequences per row, V vocabulary rows of this rank.
+B batch, S sequence, H hidden, P predictions kept per row, M sequences per row, V vocabulary rows of this rank, T tokens
+of this rank (B x S, or its share of them under sequence parallelism: gathered here, since every rank computes the head).
 
 The masked positions are gathered before anything else, so the head works on P rows instead of S. The projection to the
 vocabulary is left to the loss, which can fuse it with the cross entropy: the last layers pass the weight and bias on.
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 from bert_ds.config.model import ModelConfig
 from bert_ds.model.embeddings import StageTensors, WordEmbeddings, sequence_starts
 from bert_ds.model.transformer_layer import activation
+from bert_ds.parallel.collectives import gather_tokens_for_all
 from bert_ds.parallel.context import ParallelContext
-from bert_ds.parallel.sharding import sharded_parameter
+from bert_ds.parallel.sharding import mark_partial_gradient, sharded_parameter
 from bert_ds.random_keys import DropoutKey
 
 HeadOutputs = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -49,10 +51,14 @@ class Pooler(nn.Module):
 class PretrainingHeads(nn.Module):
     """Final LayerNorm, masked-language-model transform, pooler and sentence-order logits."""
 
-    def __init__(self, config: ModelConfig, sequences_per_row: int) -> None:
+    def __init__(self, config: ModelConfig, ctx: ParallelContext, sequences_per_row: int) -> None:
         super().__init__()
+        self._token_group = ctx.tp_group if ctx.sequence_parallel else None
         self._sequences_per_row = sequences_per_row
         self.final_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layernorm_epsilon)
+        if ctx.sequence_parallel:
+            mark_partial_gradient(self.final_layernorm.weight)
+            mark_partial_gradient(self.final_layernorm.bias)
         self.lm_head = LMHead(config)
         self.pooler: Pooler | None = None
         self.binary_head: nn.Linear | None = None
@@ -61,8 +67,9 @@ class PretrainingHeads(nn.Module):
             self.binary_head = nn.Linear(config.hidden_size, 2)
 
     def forward(self, inputs: StageTensors, key: DropoutKey | None = None) -> tuple[Tensor, Tensor]:
-        hidden_BSH, segment_ids_BS, masked_positions_BP = inputs
-        hidden_BSH = self.final_layernorm(hidden_BSH)
+        hidden_TH, segment_ids_BS, masked_positions_BP = inputs
+        hidden_BSH = gather_tokens_for_all(self.final_layernorm(hidden_TH), self._token_group).view(
+            *segment_ids_BS.shape, hidden_TH.size(-1))
         features_BPH = self.lm_head(gather_positions(hidden_BSH, masked_positions_BP))
         return features_BPH, self._sentence_logits(hidden_BSH, segment_ids_BS)
 

@@ -1,4 +1,8 @@
-"""One transformer layer. B batch, S sequence, H hidden, N local heads (heads / tp_size), D head dim, F feed-forward."""
+"""One transformer layer.
+
+B batch, S sequence, H hidden, N local heads (heads / tp_size), D head dim, F feed-forward. T tokens between the
+matrices: B x S, row after row, or this rank's share of them under sequence parallelism.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bert_ds.config.model import ModelConfig
-from bert_ds.model.embeddings import StageTensors
+from bert_ds.model.embeddings import StageTensors, token_seed
 from bert_ds.ops.attention import AttentionBackend, RowKind, visible_mask
 from bert_ds.parallel.context import ParallelContext
 from bert_ds.parallel.linear import column_parallel_linear, row_parallel_linear
+from bert_ds.parallel.sharding import mark_partial_gradient
 from bert_ds.random_keys import DropoutKey, keyed_dropout
 
 
@@ -32,13 +37,13 @@ class SelfAttention(nn.Module):
         self.linear_qkv = column_parallel_linear(config.hidden_size, 3 * config.hidden_size, ctx)
         self.linear_proj = row_parallel_linear(config.hidden_size, config.hidden_size, ctx)
 
-    def forward(self, hidden_BSH: Tensor, segment_ids_BS: Tensor, key: DropoutKey | None) -> Tensor:
-        B, S, _ = hidden_BSH.shape
-        qkv_BSN3D = self.linear_qkv(hidden_BSH).view(B, S, self._heads, 3, self._head_dim)
+    def forward(self, hidden_TH: Tensor, segment_ids_BS: Tensor, key: DropoutKey | None) -> Tensor:
+        B, S = segment_ids_BS.shape
+        qkv_BSN3D = self.linear_qkv(hidden_TH).view(B, S, self._heads, 3, self._head_dim)
         q_BNSD, k_BNSD, v_BNSD = (part.transpose(1, 2) for part in qkv_BSN3D.unbind(dim=3))
         context_BNSD = self._attend(q_BNSD, k_BNSD, v_BNSD, visible_mask(segment_ids_BS, self._rows), self._dropout,
                                     key.sharded("attention") if key else None)
-        return self.linear_proj(context_BNSD.transpose(1, 2).reshape(B, S, self._heads * self._head_dim))
+        return self.linear_proj(context_BNSD.transpose(1, 2).reshape(B * S, self._heads * self._head_dim))
 
 
 class FeedForward(nn.Module):
@@ -50,8 +55,8 @@ class FeedForward(nn.Module):
         self.linear_fc1 = column_parallel_linear(config.hidden_size, config.ffn_size, ctx)
         self.linear_fc2 = row_parallel_linear(config.ffn_size, config.hidden_size, ctx)
 
-    def forward(self, hidden_BSH: Tensor) -> Tensor:
-        return self.linear_fc2(activation(self.linear_fc1(hidden_BSH), self._config))
+    def forward(self, hidden_TH: Tensor) -> Tensor:
+        return self.linear_fc2(activation(self.linear_fc1(hidden_TH), self._config))
 
 
 class TransformerLayer(nn.Module):
@@ -65,22 +70,27 @@ class TransformerLayer(nn.Module):
     def __init__(self, config: ModelConfig, ctx: ParallelContext, backend: AttentionBackend, rows: RowKind) -> None:
         super().__init__()
         self._dropout = config.hidden_dropout
+        self._token_group = ctx.tp_group if ctx.sequence_parallel else None
         self._post_norm = config.norm_placement == "post"
         self.input_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layernorm_epsilon)
         self.self_attention = SelfAttention(config, ctx, backend, rows)
         self.pre_mlp_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layernorm_epsilon)
         self.mlp = FeedForward(config, ctx)
+        if ctx.sequence_parallel:
+            for norm in (self.input_layernorm, self.pre_mlp_layernorm):
+                mark_partial_gradient(norm.weight)
+                mark_partial_gradient(norm.bias)
 
     def forward(self, inputs: StageTensors, key: DropoutKey | None = None) -> StageTensors:
-        hidden_BSH, segment_ids_BS, masked_positions_BP = inputs
-        normed_BSH = self.input_layernorm(hidden_BSH)
-        residual_BSH = normed_BSH if self._post_norm else hidden_BSH
-        block_BSH = self.self_attention(normed_BSH, segment_ids_BS, key)
-        hidden_BSH = residual_BSH + self._drop(block_BSH, key, "attention output")
-        normed_BSH = self.pre_mlp_layernorm(hidden_BSH)
-        residual_BSH = normed_BSH if self._post_norm else hidden_BSH
-        hidden_BSH = residual_BSH + self._drop(self.mlp(normed_BSH), key, "mlp output")
-        return hidden_BSH, segment_ids_BS, masked_positions_BP
+        hidden_TH, segment_ids_BS, masked_positions_BP = inputs
+        normed_TH = self.input_layernorm(hidden_TH)
+        residual_TH = normed_TH if self._post_norm else hidden_TH
+        block_TH = self.self_attention(normed_TH, segment_ids_BS, key)
+        hidden_TH = residual_TH + self._drop(block_TH, key, "attention output")
+        normed_TH = self.pre_mlp_layernorm(hidden_TH)
+        residual_TH = normed_TH if self._post_norm else hidden_TH
+        hidden_TH = residual_TH + self._drop(self.mlp(normed_TH), key, "mlp output")
+        return hidden_TH, segment_ids_BS, masked_positions_BP
 
-    def _drop(self, block_BSH: Tensor, key: DropoutKey | None, site: str) -> Tensor:
-        return keyed_dropout(block_BSH, self._dropout, key.replicated(site) if key else None)
+    def _drop(self, block_TH: Tensor, key: DropoutKey | None, site: str) -> Tensor:
+        return keyed_dropout(block_TH, self._dropout, token_seed(key, site, self._token_group))

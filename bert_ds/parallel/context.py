@@ -26,12 +26,17 @@ class ParallelContext:
     tp_group: dist.ProcessGroup | None = None
     pp_group: dist.ProcessGroup | None = None
     dp_group: dist.ProcessGroup | None = None
+    sequence_parallel: bool = False
+    """Whether, between the matrices, each tensor-parallel rank holds its share of the tokens only."""
     device: torch.device = torch.device("cpu")
 
     @classmethod
     def single_process(cls, device: torch.device | str = "cpu") -> ParallelContext:
         """The grid of one process, without any process group: for tests, export and tools."""
         return cls(device=torch.device(device))
+
+    def __post_init__(self) -> None:
+        assert self.tp_size > 1 or not self.sequence_parallel
 
     @property
     def world_size(self) -> int:
@@ -55,7 +60,9 @@ class ParallelContext:
         return ((self.pp_size - 1) * self.dp_size + self.dp_rank) * self.tp_size + self.tp_rank
 
 
-def build_context(*, tp_size: int, pp_size: int, device: torch.device, timeout: timedelta) -> ParallelContext:
+def build_context(
+    *, tp_size: int, pp_size: int, device: torch.device, timeout: timedelta, sequence_parallel: bool = False
+) -> ParallelContext:
     """Makes the groups of this process; every rank of the initialised default group has to call it.
 
     Raises:
@@ -71,7 +78,7 @@ def build_context(*, tp_size: int, pp_size: int, device: torch.device, timeout: 
         tp_group=_own_group(grid_PDT.reshape(-1, tp_size), rank, timeout),
         pp_group=_own_group(grid_PDT.permute(1, 2, 0).reshape(-1, pp_size), rank, timeout),
         dp_group=_own_group(grid_PDT.permute(0, 2, 1).reshape(-1, dp_size), rank, timeout),
-        device=device,
+        sequence_parallel=sequence_parallel and tp_size > 1, device=device,
     )
 
 

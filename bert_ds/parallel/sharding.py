@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bert_ds.parallel.context import ParallelContext
 
 _RECORD = "tensor_parallel_sharding"
+_PARTIAL = "tensor_parallel_partial_gradient"
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,17 @@ def sharded_parameter(full_shape: tuple[int, ...], dim: int, ctx: ParallelContex
     setattr(parameter, _RECORD, sharding)
     parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
     return parameter
+
+
+def mark_partial_gradient(parameter: Tensor) -> None:
+    """Notes that each tensor-parallel rank sees only its share of the tokens that this replicated parameter acts on,
+    so that its gradient has to be summed over the ranks before the optimizer's step."""
+    setattr(parameter, _PARTIAL, True)
+
+
+def has_partial_gradient(parameter: Tensor) -> bool:
+    """Whether `mark_partial_gradient` was called on it."""
+    return getattr(parameter, _PARTIAL, False)
 
 
 def sharding_of(parameter: Tensor) -> Sharding:

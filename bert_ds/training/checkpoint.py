@@ -76,6 +76,20 @@ def save_checkpoint(
              size / 1e9 / max(seconds, 1e-9))
 
 
+def saved_config(run: RunConfig, ctx: ParallelContext, coordinator: Coordinator) -> Mapping[str, Any] | None:
+    """The configuration in the checkpoint that `load_checkpoint` resumes from; None where a new run starts.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged.
+    """
+    if run.output.load is None:
+        return None
+    folder = coordinator.on_leader("looking for a checkpoint", lambda: _latest(run.output.load), leader=ctx.rank == 0)
+    if folder is None:
+        return None
+    return coordinator.guarded(lambda: Checkpoint.open(Path(folder)).manifest.config)
+
+
 def load_checkpoint(
     run: RunConfig, ctx: ParallelContext, coordinator: Coordinator, engine: Any, vocabulary: Vocabulary
 ) -> TrainingState:

@@ -13,13 +13,12 @@ import torch.distributed as dist
 from bert_ds.cli.deepspeed_json import engine_json
 from bert_ds.cli.launcher import ProcessPlace
 from bert_ds.config.run import RunConfig
-from bert_ds.data.bert_dataset import Datasets, build_datasets
-from bert_ds.data.blending import parse_data_path
-from bert_ds.data.indexed_dataset import IndexedDataset
+from bert_ds.data.bert_dataset import Datasets, build_datasets, open_corpora
+from bert_ds.data.sample_order import changes_of_order, planned_samples
 from bert_ds.data.vocabulary import Vocabulary
 from bert_ds.model.loss import LossSums
 from bert_ds.parallel.context import ParallelContext, build_context
-from bert_ds.training.checkpoint import load_checkpoint
+from bert_ds.training.checkpoint import load_checkpoint, saved_config
 from bert_ds.training.coordination import Coordinator
 from bert_ds.training.engine import build_engine, build_pipeline
 from bert_ds.training.launch import choose_device, join_process_group
@@ -51,11 +50,10 @@ def prepare(run: RunConfig, place: ProcessPlace) -> Prepared:
         UserError: the devices, the vocabulary or the data do not fit the run.
     """
     device = choose_device(place)
-    vocabulary = Vocabulary.from_file(run.data.vocab_file)
+    vocabulary = Vocabulary.from_file(run.data.vocab_file, extra_bos_eos=run.data.vocab_extra_bos_eos)
     run = replace(run, model=replace(run.model, vocab_size=len(vocabulary.tokens)))
     run.validate(place.world_size)
-    for prefix in parse_data_path(run.data.data_path).prefixes:
-        IndexedDataset(prefix)
+    open_corpora(run.data, vocabulary)
     if run.schedule.deterministic_mode:
         _be_deterministic()
     return Prepared(run, place, device, vocabulary)
@@ -69,7 +67,7 @@ def run_job(prepared: Prepared) -> int:
     try:
         ctx = build_context(
             tp_size=run.parallel.tensor_model_parallel_size, pp_size=run.parallel.pipeline_model_parallel_size,
-            device=prepared.device, timeout=COLLECTIVE_LIMIT)
+            device=prepared.device, timeout=COLLECTIVE_LIMIT, sequence_parallel=run.parallel.sequence_parallel)
         code = coordinator.guarded(lambda: _train(run, ctx, coordinator, place, prepared.vocabulary))
         coordinator.barrier("the end of the run")
         return code
@@ -80,6 +78,7 @@ def run_job(prepared: Prepared) -> int:
 def _train(
     run: RunConfig, ctx: ParallelContext, coordinator: Coordinator, place: ProcessPlace, vocabulary: Vocabulary
 ) -> int:
+    run = _with_order_kept(run, ctx, coordinator)
     datasets = coordinator.leaders_first("building the sample index", lambda: _datasets(run, vocabulary),
                                          leader=place.local_rank == 0)
     sums = LossSums(ctx.device)
@@ -91,6 +90,14 @@ def _train(
         return train(Job(run, ctx, coordinator, engine, sums, datasets, vocabulary, reporter), state)
     finally:
         reporter.close()
+
+
+def _with_order_kept(run: RunConfig, ctx: ParallelContext, coordinator: Coordinator) -> RunConfig:
+    """The run with its plan of the sample order, which is that of the checkpoint it goes on from."""
+    saved = saved_config(run, ctx, coordinator)
+    for change in changes_of_order(run, saved):
+        log.warning(change)
+    return replace(run, data=replace(run.data, planned_samples=planned_samples(run, saved)))
 
 
 def _datasets(run: RunConfig, vocabulary: Vocabulary) -> Datasets:

@@ -18,6 +18,8 @@ from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
 
+from bert_ds.parallel.sharding import has_partial_gradient
+
 
 @dataclass(frozen=True)
 class TiedWeight:
@@ -39,6 +41,7 @@ class BertPipelineEngine(PipelineEngine):
             TiedWeight(getattr(comm["module"], attribute), min(comm["ranks"]), comm["group"],
                        self.global_rank != min(comm["ranks"]))
             for comm in self.module.tied_comms.values() for attribute in comm["weight_attr"]]
+        self._partial = [parameter for parameter in self.module.parameters() if has_partial_gradient(parameter)]
         self._sums_of_copies: dict[nn.Parameter, torch.Tensor] = {}
         if self.using_bf16_optimizer:
             for tied in self._tied:
@@ -57,13 +60,16 @@ class BertPipelineEngine(PipelineEngine):
         copy.register_post_accumulate_grad_hook(add)
 
     def _exec_reduce_tied_grads(self) -> None:
-        """Adds the gradients of the copies to the owner's."""
+        """Adds the gradients of the copies to the owner's, and the shares of replicated parameters to the whole."""
+        for parameter in self._partial:
+            dist.all_reduce(self._gradient(parameter), group=self.grid.get_slice_parallel_group())
         for tied in self._tied:
             gradient = self._sums_of_copies.get(tied.weight)
-            if gradient is None:
-                # The bf16 optimizer keeps the owner's fp32 sum beside the parameter.
-                gradient = getattr(tied.weight, "_hp_grad" if self.using_bf16_optimizer else "grad")
-            dist.all_reduce(gradient, group=tied.group)
+            dist.all_reduce(self._gradient(tied.weight) if gradient is None else gradient, group=tied.group)
+
+    def _gradient(self, parameter: nn.Parameter) -> torch.Tensor:
+        """Where the gradient accumulates; the bf16 optimizer keeps an fp32 sum beside the parameter."""
+        return getattr(parameter, "_hp_grad" if self.using_bf16_optimizer else "grad")
 
     def _exec_optimizer_step(self, lr_kwargs: Any = None) -> None:
         """Steps, then hands the owner's new weights to the copies, whose gradients start at zero again."""

@@ -67,7 +67,7 @@ def check_embedding_and_cross_entropy(ctx: ParallelContext) -> None:
     labels = torch.tensor([[4, IGNORED, 12, 0], [IGNORED, 8, 3, 12]]).flatten()
     vocab = VocabRange(ctx.tp_rank * words.weight.size(0), REAL, ctx.tp_group)
     hidden = words.look_up(ids)
-    logits = F.linear(hidden.detach().flatten(0, 1), words.weight)
+    logits = F.linear(hidden.detach(), words.weight)
     loss, correct = vocab_parallel_cross_entropy(logits, labels, vocab)
     weights = whole(8, seed=8).float()
     (loss * weights).sum().backward()
@@ -76,16 +76,16 @@ def check_embedding_and_cross_entropy(ctx: ParallelContext) -> None:
     hidden.sum().backward()
 
     dense = table.clone().requires_grad_()
-    dense_hidden = F.embedding(ids, dense)
+    dense_hidden = F.embedding(ids.flatten(), dense)
     compare(hidden, dense_hidden)
-    dense_logits = F.linear(dense_hidden.detach().flatten(0, 1), dense)[:, :REAL].float()
+    dense_logits = F.linear(dense_hidden.detach(), dense)[:, :REAL].float()
     expected = F.cross_entropy(dense_logits, labels, ignore_index=IGNORED, reduction="none")
     compare(loss, expected)
     assert correct.tolist() == ((dense_logits.argmax(1) == labels) & (labels != IGNORED)).tolist()
     (expected * weights).sum().backward()
     compare(found.float(), sharding_of(words.weight).cut(dense.grad).float())
     dense.grad = None
-    dense_hidden = F.embedding(ids, dense)
+    dense_hidden = F.embedding(ids.flatten(), dense)
     dense_hidden.sum().backward()
     compare(words.weight.grad, dense.grad, words.weight)
 

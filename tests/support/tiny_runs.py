@@ -46,6 +46,7 @@ class Case:
     backend: str = "unfused"
     steps: int = 3
     loss_scale: float = 0.0
+    sequence_parallel: bool = False
 
 
 ADAM_EPS = 1e-3
@@ -63,7 +64,8 @@ def run_config(case: Case, save: str | None = None) -> RunConfig:
             vocab_size=VOCABULARY, make_vocab_size_divisible_by=32, hidden_dropout=case.dropout,
             attention_dropout=case.dropout, norm_placement=case.norm, binary_head=case.binary_head,
             attention_backend=case.backend),
-        parallel=ParallelConfig(tensor_model_parallel_size=case.tp, pipeline_model_parallel_size=case.pp),
+        parallel=ParallelConfig(tensor_model_parallel_size=case.tp, pipeline_model_parallel_size=case.pp,
+                                sequence_parallel=case.sequence_parallel),
         data=DataConfig(),
         schedule=ScheduleConfig(train_iters=100, seed=7, loss_normalization=case.normalization),
         engine=EngineConfig(
@@ -167,7 +169,7 @@ class EngineRun:
         self.case = case
         self.run = run_config(case, str(folder) if folder else None)
         self.ctx = build_context(tp_size=case.tp, pp_size=case.pp, device=torch.device("cpu"),
-                                 timeout=timedelta(seconds=60))
+                                 timeout=timedelta(seconds=60), sequence_parallel=case.sequence_parallel)
         # Runs share one store; each has keys of its own in it.
         EngineRun.started += 1
         store = dist.PrefixStore(f"run {EngineRun.started}", dist.distributed_c10d._get_default_store())

@@ -27,11 +27,14 @@ EIGHT_RANKS = [
     Case(tp=4, pp=1, micro_batch=4, norm="post"),
     Case(tp=4, pp=2, micro_batch=1, recompute=2),
     Case(tp=8, pp=1, micro_batch=8),
+    Case(tp=4, pp=2, micro_batch=2, sequence_parallel=True, recompute=2),
 ]
 """All products of tensor and pipeline sizes on 8 ranks that 5 layers allow; the rest is data parallel."""
 
 TWO_RANKS = [
     Case(tp=2, zero=1),
+    Case(tp=2, sequence_parallel=True),
+    Case(tp=2, sequence_parallel=True, norm="post", clipping=0.0, micro_batch=4),
     Case(tp=2, micro_batch=4, binary_head=False, backend="local"),
     Case(pp=2, zero=1, micro_batch=1),
     Case(pp=2, norm="post", recompute=3, micro_batch=4),
