@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,10 @@ from bert_ds.data.masking import (
     UNKNOWN_TOKEN,
     Corpus,
     build_rows,
+    measure_samples,
     rules_for,
 )
+from bert_ds.data.packing import PackedDataset, PackedRows
 from bert_ds.data.sample_mapping import ALGORITHM_VERSION, MappingSettings, build_mapping
 from bert_ds.data.samples import SampleBatch, SampleSource
 from bert_ds.data.splits import document_range
@@ -82,6 +85,15 @@ class BertDataset:
             raise self._failure(status, int(indices[k]), token)
         return batch
 
+    def lengths(self, indices: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Tokens [B] of the samples of `indices`; see MeasuredSource."""
+        lengths = np.empty(len(indices), np.int32)
+        status, k = measure_samples(self._arrays, self.mapping, self._rules, np.asarray(indices, np.int64),
+                                    self._settings.seq_length, lengths)
+        if status != BUILT:
+            raise self._failure(status, int(indices[k]), 0)
+        return lengths
+
     def _failure(self, status: int, index: int, token: int) -> Exception:
         prefix = self.corpus.prefix
         if status == OUTSIDE_MAPPING:
@@ -136,7 +148,7 @@ def build_datasets(data: DataConfig, *, seq_length: int, binary_head: bool, seed
                    num_samples: Mapping[str, int]) -> Datasets:
     """The datasets of a run, the same in every process with the same arguments.
 
-    num_samples: samples that train, valid and test must have; a split with 0 is left out.
+    num_samples: samples, or packed rows, that train, valid and test must have; a split with 0 is left out.
 
     Let one process call this first: it fills the index cache, which the others only map. Raises ConfigError and
     DataError.
@@ -153,10 +165,26 @@ def build_datasets(data: DataConfig, *, seq_length: int, binary_head: bool, seed
                                f"give --{split}-data-path, or leave eval_interval out to train without evaluation")
         else:
             planned = data.planned_samples if split == "train" else None
-            source = _SplitSource(settings=settings, vocabulary=vocabulary, split=split, planned=planned or wanted,
+            source = _SplitSource(settings=settings, vocabulary=vocabulary, split=split, blend=blend,
+                                  corpora=[corpora[prefix] for prefix in blend.prefixes], planned=planned or wanted,
                                   wanted=wanted)
-            built[split] = source.build(blend, corpora)
+            built[split] = _packed(source) if data.pack_sequences else source.build()
     return Datasets(**built)
+
+
+def _packed(source: _SplitSource) -> PackedDataset:
+    """The split's rows, each of several samples; `planned` and `wanted` count rows."""
+    settings = source.settings
+    data = settings.data
+    form = PackedRows(
+        seq_length=settings.seq_length, max_sequences=data.sequences_per_row,
+        num_predictions=data.predictions_per_row(settings.seq_length, data.sequences_per_row),
+        pad_id=source.vocabulary.pad_id, cache_folder=source.cache_folder, name=f"{source.name}-packed")
+
+    def draw(planned: int, wanted: int, cached: bool) -> _SplitSource:
+        return replace(source, planned=planned, wanted=wanted, cached=cached)
+
+    return form.build(draw, planned=source.planned, wanted=source.wanted)
 
 
 def _vocabulary_problems(prefix: str, data: DataConfig, vocabulary: Vocabulary) -> list[Problem]:
@@ -172,63 +200,108 @@ def _vocabulary_problems(prefix: str, data: DataConfig, vocabulary: Vocabulary) 
 
 @dataclass(frozen=True, kw_only=True)
 class _SplitSource:
-    """Builds one split of a run."""
+    """One split of a run, sample by sample."""
 
     settings: SampleSettings
     vocabulary: Vocabulary
     split: str
+    blend: Blend
+    corpora: Sequence[IndexedDataset]
+    """Those of the blend's prefixes."""
     planned: int
     """Samples that the order is drawn for."""
     wanted: int
     """Samples to be had."""
+    cached: bool = True
+    """Whether the arrays are kept for the next process."""
 
-    def build(self, blend: Blend, corpora: Mapping[str, IndexedDataset]) -> SampleSource:
-        """The samples of one corpus as they come, or those of several blended.
+    def build(self) -> BertDataset | BlendedDataset:
+        """The samples of one corpus as they come, or those of several blended."""
+        parts = self._parts()
+        datasets = [BertDataset(corpus, self._mapping(corpus, mapping), self.settings, self.vocabulary)
+                    for corpus, mapping in parts]
+        if not self._is_blend:
+            return datasets[0]
+        order = self._array(self.corpora[0], f"blend-{self.split}", self._describe_blend(),
+                            lambda: blend_order(self._weights, self._size))
+        return BlendedDataset(datasets, order, source=self.blend.source)
 
-        A single weighted prefix makes a blend too, except where the split has data of its own, as in Megatron-LM; a
-        blend's larger surplus may ask for an epoch more.
-        """
-        if len(blend.prefixes) == 1 and (blend.weights is None or self.settings.data.has_data_of_splits):
-            return self._dataset(corpora[blend.prefixes[0]], self.planned, self.wanted)
-        return self._blend(blend, [corpora[prefix] for prefix in blend.prefixes])
+    def describe(self) -> dict[str, object]:
+        """Everything that the order and the lengths of the samples depend on."""
+        settings = self.settings
+        return {"mappings": [self._describe_mapping(corpus, mapping) for corpus, mapping in self._parts()],
+                "blend": self._describe_blend() if self._is_blend else None,
+                "sentence_task": settings.data.sentence_task if settings.binary_head else None}
 
-    def _dataset(self, corpus: IndexedDataset, planned: int, wanted: int) -> BertDataset:
-        """At least `wanted` samples of one corpus, in the order drawn for `planned`."""
-        data, settings = self.settings.data, self.settings
-        first, end = self._documents(corpus)
-        mapping_settings = MappingSettings(
+    @property
+    def name(self) -> str:
+        """For files and messages."""
+        return f"blend-{self.split}" if self._is_blend else f"{Path(self.corpora[0].prefix).name}-{self.split}"
+
+    @property
+    def cache_folder(self) -> Path:
+        """Where indexes that are the split's, not a corpus', are kept."""
+        return self._folder(self.corpora[0])
+
+    @property
+    def _is_blend(self) -> bool:
+        """A single weighted prefix makes a blend too, except where the split has data of its own, as in Megatron-LM; a
+        blend's larger surplus may ask for an epoch more."""
+        return len(self.corpora) > 1 or not (self.blend.weights is None or self.settings.data.has_data_of_splits)
+
+    @property
+    def _weights(self) -> Sequence[float]:
+        """Without weights each corpus gives in proportion to its tokens in this split, as one corpus made of all of
+        them would (Megatron-LM cannot blend BERT data without weights)."""
+        return self.blend.weights or [self._num_tokens(corpus) for corpus in self.corpora]
+
+    @property
+    def _size(self) -> int:
+        """Samples of the blend."""
+        return sum(samples_of_each(self._weights, self.wanted))
+
+    def _parts(self) -> list[tuple[IndexedDataset, MappingSettings]]:
+        """What is taken from each corpus."""
+        if not self._is_blend:
+            return [(self.corpora[0], self._mapping_settings(self.planned, self.wanted))]
+        surplus = self.settings.data.mid_level_dataset_surplus
+        return [(corpus, self._mapping_settings(planned, wanted)) for corpus, planned, wanted in zip(
+            self.corpora, samples_of_each(self._weights, self.planned, surplus),
+            samples_of_each(self._weights, self.wanted, surplus), strict=True)]
+
+    def _mapping_settings(self, planned: int, wanted: int) -> MappingSettings:
+        """At least `wanted` samples, in the order drawn for `planned`."""
+        settings = self.settings
+        return MappingSettings(
             num_samples=planned,
             needed_samples=wanted if wanted > planned else 0,
             max_tokens=settings.seq_length - _SPECIAL_TOKENS_OF_A_ROW,
-            short_seq_prob=data.short_seq_prob,
+            short_seq_prob=settings.data.short_seq_prob,
             seed=settings.seed,
             min_sentences=2 if settings.binary_head else 1,
         )
 
+    def _mapping(self, corpus: IndexedDataset, settings: MappingSettings) -> NDArray[np.unsignedinteger]:
+        first, end = self._documents(corpus)
+
         def build() -> NDArray[np.unsignedinteger]:
             corpus.verify()
-            return build_mapping(corpus.document_indices[first:end + 1], corpus.sequence_lengths, mapping_settings,
+            return build_mapping(corpus.document_indices[first:end + 1], corpus.sequence_lengths, settings,
                                  source=f"{corpus.prefix} ({self.split})")
 
-        description = {"array": "sample mapping", "version": ALGORITHM_VERSION, "index": corpus.fingerprint,
-                       "documents": [first, end], **asdict(mapping_settings)}
-        name = f"{Path(corpus.prefix).name}-{self.split}"
-        mapping = load_or_build(self._cache_folder(corpus), name, description, build)
-        return BertDataset(corpus, mapping, settings, self.vocabulary)
+        return self._array(corpus, f"{Path(corpus.prefix).name}-{self.split}",
+                           self._describe_mapping(corpus, settings), build)
 
-    def _blend(self, blend: Blend, corpora: Sequence[IndexedDataset]) -> BlendedDataset:
-        """Samples of several corpora. Without weights each gives in proportion to its tokens in this split, as one
-        corpus made of all of them would (Megatron-LM cannot blend BERT data without weights)."""
-        weights = blend.weights or [self._num_tokens(corpus) for corpus in corpora]
-        surplus = self.settings.data.mid_level_dataset_surplus
-        size = sum(samples_of_each(weights, self.wanted))
-        datasets = [self._dataset(corpus, planned, wanted) for corpus, planned, wanted in zip(
-            corpora, samples_of_each(weights, self.planned, surplus), samples_of_each(weights, self.wanted, surplus),
-            strict=True)]
-        description = {"array": "blend", "version": 1, "weights": list(weights), "size": size}
-        order = load_or_build(self._cache_folder(corpora[0]), f"blend-{self.split}", description,
-                              lambda: blend_order(weights, size))
-        return BlendedDataset(datasets, order, source=blend.source)
+    def _describe_mapping(self, corpus: IndexedDataset, settings: MappingSettings) -> dict[str, object]:
+        return {"array": "sample mapping", "version": ALGORITHM_VERSION, "index": corpus.fingerprint,
+                "documents": list(self._documents(corpus)), **asdict(settings)}
+
+    def _describe_blend(self) -> dict[str, object]:
+        return {"array": "blend", "version": 1, "weights": list(self._weights), "size": self._size}
+
+    def _array(self, corpus: IndexedDataset, name: str, description: Mapping[str, object],
+               build: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+        return load_or_build(self._folder(corpus), name, description, build) if self.cached else build()
 
     def _documents(self, corpus: IndexedDataset) -> tuple[int, int]:
         if self.settings.data.has_data_of_splits:
@@ -243,7 +316,7 @@ class _SplitSource:
         begins = corpus.tokens.nbytes if first >= len(corpus) else int(pointers[first])
         return max(1, (ends - begins) // corpus.dtype.itemsize)
 
-    def _cache_folder(self, corpus: IndexedDataset) -> Path:
+    def _folder(self, corpus: IndexedDataset) -> Path:
         folder = self.settings.data.data_cache_path
         if folder is not None:
             return Path(folder)

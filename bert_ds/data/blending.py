@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bert_ds.config.data import DataConfig
-from bert_ds.data.samples import SampleBatch, SampleSource
+from bert_ds.data.samples import MeasuredSource, SampleBatch
 from bert_ds.data.splits import SPLITS
 from bert_ds.errors import ConfigError, DataError
 
@@ -89,7 +89,7 @@ def blend_order(weights: Sequence[float], size: int) -> NDArray[np.void]:
 class BlendedDataset:
     """Samples of several datasets in the order of a blend."""
 
-    def __init__(self, datasets: Sequence[SampleSource], order: NDArray[np.void], *, source: str) -> None:
+    def __init__(self, datasets: Sequence[MeasuredSource], order: NDArray[np.void], *, source: str) -> None:
         self.datasets = tuple(datasets)
         self.order = order
         counts = np.bincount(order["dataset"], minlength=len(self.datasets)).tolist()
@@ -112,6 +112,15 @@ class BlendedDataset:
             for target, field in zip(merged, batch, strict=True):
                 target[rows] = field
         return merged
+
+    def lengths(self, indices: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Tokens [B] of the samples; see MeasuredSource."""
+        entries = self.order[indices]
+        lengths = np.empty(len(indices), np.int32)
+        for number in np.unique(entries["dataset"]).tolist():
+            chosen = entries["dataset"] == number
+            lengths[chosen] = self.datasets[number].lengths(entries["sample"][chosen])
+        return lengths
 
 
 def _as_number(word: str) -> float | None:

@@ -160,6 +160,33 @@ def build_rows(corpus: Corpus, mapping: NDArray[np.unsignedinteger], rules: Rule
 
 
 @numba.njit(cache=True, nogil=True)
+def measure_samples(corpus: Corpus, mapping: NDArray[np.unsignedinteger], rules: Rules, indices: NDArray[np.int64],
+                    seq_length: int, lengths: NDArray[np.int32]) -> tuple[int, int]:
+    """Writes how many tokens the samples of `indices` will have; one too many where a segment is empty.
+
+    Returns (BUILT, 0), or at the first failure what it was and its k, as `build_rows`.
+    """
+    stream = new_stream_32()
+    for k in range(len(indices)):
+        index = indices[k]
+        if not 0 <= index < len(mapping):
+            return OUTSIDE_MAPPING, k
+        start, end, target = np.int64(mapping[index, 0]), np.int64(mapping[index, 1]), np.int64(mapping[index, 2])
+        if not _is_sound(corpus, (start, end, target), seq_length, rules.sentence_task):
+            return DAMAGED, k
+        tokens = _begin_of(corpus, end - 1) + corpus.lengths[end - 1] - _begin_of(corpus, start)
+        if rules.sentence_task == RANDOM_NEXT:
+            at = start_32(stream, rules.seed + index)
+            first, second, label, at = _choose_segments(corpus, mapping, rules, (start, end, target), seq_length,
+                                                        stream, at)
+            if label == _DAMAGED_LABEL:
+                return DAMAGED, k
+            tokens = first[1] - first[0] + second[1] - second[0]
+        lengths[k] = min(tokens, target) + (2 if rules.sentence_task == NO_TASK else 3)
+    return BUILT, 0
+
+
+@numba.njit(cache=True, nogil=True)
 def _is_sound(corpus: Corpus, sample: tuple[int, int, int], seq_length: int, sentence_task: int) -> bool:
     """Whether the sample's sentences lie inside the corpus, back to back, and its target fits the row."""
     start, end, target = sample

@@ -1,6 +1,6 @@
 """The form in which samples leave the data layer.
 
-B rows, S sequence length, P predictions kept per row, M sequences in a row (1).
+B rows, S sequence length, P predictions kept per row, M sequences in a row (1 unless rows are packed).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class SampleBatch(NamedTuple):
     masked_labels: NDArray[np.int32]
     """[B, P], original ids; unused entries UNUSED_LABEL."""
     sentence_order_labels: NDArray[np.int32]
-    """[B, M], 0 in order, 1 swapped, UNUSED_LABEL without the sentence-order task."""
+    """[B, M], 0 in order, 1 swapped, UNUSED_LABEL without the sentence-order task and behind the row's sequences."""
     truncated: NDArray[np.bool_]
     """[B], whether tokens were cut off to meet the row's target; for statistics."""
 
     @classmethod
-    def empty(cls, num_rows: int, seq_length: int, num_predictions: int) -> SampleBatch:
+    def empty(cls, num_rows: int, seq_length: int, num_predictions: int, sequences_per_row: int = 1) -> SampleBatch:
         """Room for `num_rows` rows, not initialised."""
         def room(width: int) -> NDArray[np.int32]:
             return np.empty((num_rows, width), np.int32)
         return cls(room(seq_length), room(seq_length), room(seq_length), room(num_predictions), room(num_predictions),
-                   room(1), np.empty(num_rows, np.bool_))
+                   room(sequences_per_row), np.empty(num_rows, np.bool_))
 
 
 class SampleSource(Protocol):
@@ -49,4 +49,15 @@ class SampleSource(Protocol):
 
     def build_batch(self, indices: NDArray[np.int64]) -> SampleBatch:
         """The samples [B] of `indices`, in this order. Thread-safe. Raises DataError, or IndexError outside len."""
+        ...
+
+
+class MeasuredSource(SampleSource, Protocol):
+    """A dataset whose samples' lengths are known before they are built."""
+
+    def lengths(self, indices: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Tokens [B] of the samples with [CLS] and [SEP]: never too few, one too many where a segment is empty.
+
+        Raises DataError where the corpus is damaged.
+        """
         ...
