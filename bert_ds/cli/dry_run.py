@@ -107,8 +107,10 @@ def _batch(resolved: ResolvedRun) -> Iterator[str]:
     yield (f"global batch {engine.global_batch_size} = micro batch {engine.micro_batch_size} x data parallel "
            f"{copies} x accumulation {accumulation}")
     yield (f"{engine.global_batch_size * run.model.seq_length:,} tokens an iteration, "
-           f"{run.data.predictions_per_row(run.model.seq_length)} predictions kept a row")
-    yield f"{engine.global_batch_size * run.schedule.train_iters:,} rows in {run.schedule.train_iters:,} iterations"
+           f"{run.data.predictions_per_row(run.model.seq_length, run.data.sequences_per_row)} predictions kept a row")
+    packed = f" of up to {run.data.sequences_per_row} samples" if run.data.pack_sequences else ""
+    yield (f"{engine.global_batch_size * run.schedule.train_iters:,} rows{packed} in {run.schedule.train_iters:,} "
+           "iterations")
     if stages > 1:
         idle = (stages - 1) / (accumulation + stages - 1)
         yield f"pipeline of {stages} stages with {accumulation} micro-batches: {idle:.0%} of the time idle"

@@ -104,6 +104,8 @@ def _layer_activations(run: RunConfig) -> int:
     kept = tokens * model.hidden_size * (10 + 24 // min(tensor, 24)) * scale
     if model.attention_backend in ("local", "unfused"):
         kept += 5 * model.num_attention_heads * tokens * model.seq_length * scale // tensor
+    if run.data.row_kind == "packed":
+        kept += 2 * tokens * model.seq_length * scale  # the block-diagonal mask, as kernels take it
     return kept
 
 
@@ -113,5 +115,6 @@ def _hidden_bytes(run: RunConfig) -> int:
 
 
 def _logits(run: RunConfig) -> int:
-    rows = run.engine.micro_batch_size * run.data.predictions_per_row(run.model.seq_length)
+    rows = run.engine.micro_batch_size * run.data.predictions_per_row(
+        run.model.seq_length, run.data.sequences_per_row)
     return rows * run.model.padded_vocab_size // run.parallel.tensor_model_parallel_size * 4 * LOGIT_COPIES

@@ -27,7 +27,7 @@ def build_pipeline(run: RunConfig, ctx: ParallelContext, sums: LossSums) -> Bert
     loss = PretrainingLoss(run.model, ctx, sums, averaged_over=accumulation * ctx.dp_size,
                            per_micro_batch=run.schedule.loss_normalization == "micro_batch")
     compute = ComputeSettings(
-        DTYPES[run.engine.precision], "full" if run.data.rows_are_full else "padded",
+        DTYPES[run.engine.precision], run.data.row_kind, run.data.sequences_per_row,
         deterministic=run.schedule.deterministic_mode)
     with quiet():
         return BertPipeline(run.model, ctx, compute, loss, seed=run.schedule.seed,

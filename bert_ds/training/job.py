@@ -110,8 +110,9 @@ def _datasets(run: RunConfig, vocabulary: Vocabulary) -> Datasets:
 
 
 def _reporter(run: RunConfig, ctx: ParallelContext) -> Reporter:
+    sequences = run.data.sequences_per_row
     flops = run.engine.global_batch_size * row_flops(
-        run.model, run.data.predictions_per_row(run.model.seq_length))
+        run.model, run.data.predictions_per_row(run.model.seq_length, sequences), sequences)
     peak = peak_flops(ctx.device)
     return Reporter(run, active=ctx.rank == 0, flops_per_step=flops,
                     peak_flops_of_all=None if peak is None else peak * ctx.world_size)

@@ -1,8 +1,9 @@
 """How much useful arithmetic a step does, and which share of the hardware's peak that is.
 
 FLOPs of one row, forward and backward (backward = 2 x forward), nothing recomputed counted:
-  3 x [ L x S x (8 H^2 + 4 H F + 4 S H) + P x (2 H^2 + 2 H V) + 2 H^2 ]
-with attention in both directions and the head only on the P positions that are computed.
+  3 x [ L x S x (8 H^2 + 4 H F + 4 S H) + P x (2 H^2 + 2 H V) + M x 2 H^2 ]
+with attention in both directions and the head only on the P positions that are computed. In a packed row of up to M
+sequences attention counts over the whole row: the kernels compute it, then mask it.
 MFU = FLOPs of a step / (seconds x GPUs x dense 16-bit peak).
 """
 
@@ -18,12 +19,12 @@ _PEAK_TFLOPS = (("H200", 989.5), ("H100", 989.5), ("GH200", 989.5), ("B200", 225
 """Dense fp16/bf16 peak by device name, from the vendors' data sheets."""
 
 
-def row_flops(model: ModelConfig, predictions_per_row: int) -> int:
+def row_flops(model: ModelConfig, predictions_per_row: int, sequences_per_row: int = 1) -> int:
     """FLOPs that one row costs in training, see the head of this file."""
     hidden = model.hidden_size
     layers = model.num_layers * model.seq_length * layer_flops(model)
     head = predictions_per_row * (2 * hidden * hidden + 2 * hidden * model.padded_vocab_size)
-    pooler = 2 * hidden * hidden if model.binary_head else 0
+    pooler = sequences_per_row * 2 * hidden * hidden if model.binary_head else 0
     return 3 * (layers + head + pooler)
 
 
