@@ -80,9 +80,10 @@ def _pieces(text: str) -> Iterator[str]:
     """Cuts a long text where a sentence most likely ends, since some splitters need time quadratic in the length."""
     start = 0
     while len(text) - start > _LONGEST_PIECE:
-        end = start + _LONGEST_PIECE
-        ends = (text.rfind(mark, start + _LONGEST_PIECE // 2, end) + len(mark) for mark in _CUTS if mark in text)
-        end = next((cut for cut in ends if cut > start + _LONGEST_PIECE // 2), end)
+        middle, end = start + _LONGEST_PIECE // 2, start + _LONGEST_PIECE
+        second_half = text[middle:end]
+        ends = (middle + second_half.rfind(mark) + len(mark) for mark in _CUTS if mark in second_half)
+        end = next(ends, end)
         yield text[start:end]
         start = end
     yield text[start:]
