@@ -13,8 +13,11 @@ SUFFIXES = (".idx", ".bin")
 
 
 def data_prefixes(data: DataConfig) -> tuple[str, ...]:
-    """Prefixes named by `data.data_path`, without the weights of a blend."""
-    return tuple(part for part in data.data_path if not _is_number(part))
+    """Prefixes that any split reads, without the weights of a blend."""
+    words = data.data_path
+    if data.has_data_of_splits:
+        words = (*data.train_data_path, *data.valid_data_path, *data.test_data_path)
+    return tuple(dict.fromkeys(word for word in words if not _is_number(word)))
 
 
 def commands_that_make(data: DataConfig) -> tuple[str, str]:
@@ -39,17 +42,20 @@ def missing_data(data: DataConfig) -> Iterator[Problem]:
     for prefix in data_prefixes(data):
         missing = [prefix + suffix for suffix in SUFFIXES if not _holds_something(prefix + suffix)]
         if missing:
-            yield Problem("data.data_path", prefix, f"{' and '.join(missing)} missing or empty",
+            setting = "data.train_data_path" if data.has_data_of_splits else "data.data_path"
+            yield Problem(setting, prefix, f"{' and '.join(missing)} missing or empty",
                           _other_prefix(prefix) or repair)
 
 
 def count_vocabulary(data: DataConfig) -> int | None:
-    """Lines of the vocabulary file, or None when it is not there."""
+    """Entries of the vocabulary with what the run appends to it, or None when the file is not there."""
     path = Path(data.vocab_file)
     if not path.is_file():
         return None
+    appended = {b"[BOS]", b"[EOS]"} if data.vocab_extra_bos_eos else set()
     with path.open("rb") as lines:
-        return sum(1 for _ in lines)
+        found = [line.rstrip(b"\n") for line in lines]
+    return len(found) + len(appended.difference(found))
 
 
 def _other_prefix(prefix: str) -> str | None:
