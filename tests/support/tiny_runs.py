@@ -21,7 +21,7 @@ from bert_ds.config.output import OutputConfig
 from bert_ds.config.parallel import ParallelConfig
 from bert_ds.config.run import RunConfig
 from bert_ds.config.schedule import ScheduleConfig
-from bert_ds.model.bert import BertModel
+from bert_ds.model.bert import BertModel, ComputeSettings
 from bert_ds.model.loss import LossSums, PretrainingLoss
 from bert_ds.parallel.context import ParallelContext, build_context
 
@@ -47,12 +47,13 @@ class Case:
     steps: int = 3
     loss_scale: float = 0.0
     sequence_parallel: bool = False
+    packed: bool = False
 
 
 ADAM_EPS = 1e-3
 """Large, so that an update is a smooth function of the gradient: the bias of the keys has a gradient of exactly 0 in
 exact arithmetic, and g / (|g| + 1e-8) would make a whole step of its rounding."""
-GLOBAL_BATCH, SEQUENCE, PREDICTIONS, VOCABULARY = 16, 16, 8, 100
+GLOBAL_BATCH, SEQUENCE, PREDICTIONS, VOCABULARY, SEQUENCES_OF_PACKED = 16, 16, 8, 100, 3
 
 
 def run_config(case: Case, save: str | None = None) -> RunConfig:
@@ -66,7 +67,7 @@ def run_config(case: Case, save: str | None = None) -> RunConfig:
             attention_backend=case.backend),
         parallel=ParallelConfig(tensor_model_parallel_size=case.tp, pipeline_model_parallel_size=case.pp,
                                 sequence_parallel=case.sequence_parallel),
-        data=DataConfig(),
+        data=DataConfig(pack_sequences=case.packed, max_sequences_per_row=SEQUENCES_OF_PACKED),
         schedule=ScheduleConfig(train_iters=100, seed=7, loss_normalization=case.normalization),
         engine=EngineConfig(
             micro_batch_size=case.micro_batch, global_batch_size=GLOBAL_BATCH, precision=case.precision,
@@ -83,18 +84,23 @@ class Batch:
     labels: tuple[Tensor, Tensor]
 
     @classmethod
-    def draw(cls, step: int, *, binary_head: bool = True) -> Batch:
+    def draw(cls, step: int, case: Case) -> Batch:
         generator = torch.Generator().manual_seed(step)
 
         def integers(high: int, *shape: int) -> Tensor:
             return torch.randint(high, shape, generator=generator)
 
         lengths = SEQUENCE - integers(6, GLOBAL_BATCH, 1)
-        segments = (torch.arange(SEQUENCE) < lengths).int()
+        places, sequences = torch.arange(SEQUENCE), SEQUENCES_OF_PACKED if case.packed else 1
+        segments = (places < lengths).int()
+        if case.packed:
+            starts = (3 + integers(4, GLOBAL_BATCH, 1), 8 + integers(6, GLOBAL_BATCH, 1))
+            segments = segments * (1 + sum((places >= start).int() for start in starts))
         masked = integers(VOCABULARY, GLOBAL_BATCH, PREDICTIONS)
         kept = 1 + integers(PREDICTIONS, GLOBAL_BATCH, 1)
         masked = masked.masked_fill(torch.arange(PREDICTIONS) >= kept, -100)
-        order = integers(2, GLOBAL_BATCH, 1) if binary_head else torch.full((GLOBAL_BATCH, 1), -100)
+        order = integers(2, GLOBAL_BATCH, sequences).masked_fill(
+            (torch.arange(sequences) >= segments.max(dim=1, keepdim=True).values) | (not case.binary_head), -100)
         return cls((integers(VOCABULARY, GLOBAL_BATCH, SEQUENCE), integers(2, GLOBAL_BATCH, SEQUENCE), segments,
                     integers(SEQUENCE - 6, GLOBAL_BATCH, PREDICTIONS)), (masked, order))
 
@@ -127,7 +133,8 @@ class Outcome:
 def reference(case: Case) -> tuple[Outcome, dict[str, dict[str, Tensor]]]:
     """The same training in plain torch, one process, no DeepSpeed: outcome and weight, exp_avg, exp_avg_sq by name."""
     run, ctx = run_config(case), ParallelContext.single_process()
-    model = BertModel(run.model, ctx)
+    model = BertModel(run.model, ctx, ComputeSettings(rows=run.data.row_kind,
+                                                      sequences_per_row=run.data.sequences_per_row))
     model.initialize(run.schedule.seed)
     sums = LossSums(ctx.device)
     chunks = GLOBAL_BATCH // case.micro_batch
@@ -139,7 +146,7 @@ def reference(case: Case) -> tuple[Outcome, dict[str, dict[str, Tensor]]]:
                                   lr=1e-2, eps=ADAM_EPS)
     outcome = Outcome([], [], [])
     for step in range(case.steps):
-        batch, total = Batch.draw(step, binary_head=case.binary_head), 0.0
+        batch, total = Batch.draw(step, case), 0.0
         optimizer.zero_grad()
         for inputs, labels in batch.micro_batches(case.micro_batch, 0, 1):
             loss = loss_of(model(inputs), labels) / chunks
@@ -186,7 +193,7 @@ class EngineRun:
         """One optimizer step: loss, gradient norm, sums."""
         from bert_ds.training.metrics import reduce_sums  # noqa: PLC0415
 
-        batch = Batch.draw(self.state.step, binary_head=self.case.binary_head)
+        batch = Batch.draw(self.state.step, self.case)
         self.pipeline.begin_step(self.state.step)
         skips = self.engine.skipped_steps
         loss = self.engine.train_batch(batch.micro_batches(self.case.micro_batch, self.ctx.dp_rank, self.ctx.dp_size))

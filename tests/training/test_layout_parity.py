@@ -43,6 +43,8 @@ TWO_RANKS = [
     Case(pp=2, binary_head=False, clipping=0.0, micro_batch=8),
     Case(normalization="micro_batch", micro_batch=2),
     Case(pp=2, normalization="micro_batch", micro_batch=4),
+    Case(tp=2, packed=True),
+    Case(pp=2, packed=True, normalization="micro_batch", micro_batch=4),
 ]
 
 
