@@ -13,7 +13,8 @@ import torch.distributed as dist
 from bert_ds.cli.deepspeed_json import engine_json
 from bert_ds.cli.launcher import ProcessPlace
 from bert_ds.config.run import RunConfig
-from bert_ds.data.bert_dataset import Datasets, build_datasets, open_corpora
+from bert_ds.data.bert_dataset import open_corpora
+from bert_ds.data.run_datasets import datasets_of_run
 from bert_ds.data.sample_order import changes_of_order, planned_samples
 from bert_ds.data.vocabulary import Vocabulary
 from bert_ds.model.loss import LossSums
@@ -79,7 +80,7 @@ def _train(
     run: RunConfig, ctx: ParallelContext, coordinator: Coordinator, place: ProcessPlace, vocabulary: Vocabulary
 ) -> int:
     run = _with_order_kept(run, ctx, coordinator)
-    datasets = coordinator.leaders_first("building the sample index", lambda: _datasets(run, vocabulary),
+    datasets = coordinator.leaders_first("building the sample index", lambda: datasets_of_run(run, vocabulary),
                                          leader=place.local_rank == 0)
     sums = LossSums(ctx.device)
     pipeline = build_pipeline(run, ctx, sums)
@@ -98,15 +99,6 @@ def _with_order_kept(run: RunConfig, ctx: ParallelContext, coordinator: Coordina
     for change in changes_of_order(run, saved):
         log.warning(change)
     return replace(run, data=replace(run.data, planned_samples=planned_samples(run, saved)))
-
-
-def _datasets(run: RunConfig, vocabulary: Vocabulary) -> Datasets:
-    batch, schedule = run.engine.global_batch_size, run.schedule
-    evaluated = schedule.eval_iters * batch if schedule.eval_interval else 0
-    return build_datasets(
-        run.data, seq_length=run.model.seq_length, binary_head=run.model.binary_head, seed=schedule.seed,
-        vocabulary=vocabulary, num_samples={"train": schedule.train_iters * batch, "valid": evaluated,
-                                            "test": evaluated})
 
 
 def _reporter(run: RunConfig, ctx: ParallelContext) -> Reporter:
