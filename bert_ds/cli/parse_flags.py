@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from bert_ds.cli.argument_files import ARGUMENT_FILES, with_argument_files
 from bert_ds.cli.coerce import WrongTypeError, coerce, expectation
 from bert_ds.cli.fields import REQUIRED, default_of, documentation_of, type_of
-from bert_ds.cli.flags import FLAGS, GROUPS, REFUSED, TAKES_VALUE, WITHOUT_EFFECT, Flag
+from bert_ds.cli.flags import DATA_FLAGS, FLAGS, GROUPS, REFUSED, TAKES_VALUE, WITHOUT_EFFECT, Flag
 from bert_ds.cli.nearest import nearest
 from bert_ds.cli.settings import show
 from bert_ds.errors import ConfigError, Problem
@@ -51,7 +52,7 @@ class CommandLine:
 
 def parse_flags(argv: Sequence[str]) -> CommandLine:
     """All flags of `argv`; unknown ones and wrong values come back as problems. `--help` prints and exits with 0."""
-    parsed, rest = _parser().parse_known_args([_dashed(word) for word in argv])
+    parsed, rest = _parser().parse_known_args(with_argument_files([_dashed(word) for word in argv]))
     problems = list(_unknown(rest))
     values: dict[str, list[tuple[Flag, Any]]] = defaultdict(list)
     for flag in FLAGS:
@@ -98,6 +99,9 @@ def _parser() -> argparse.ArgumentParser:
         group = parser.add_argument_group(title)
         for flag in flags:
             _add(group, flag)
+        if flags is DATA_FLAGS:
+            for name, text in ARGUMENT_FILES.items():
+                group.add_argument(name, metavar="FILE", help=text)
     for name in WITHOUT_EFFECT:
         parser.add_argument(name, dest=name, action="store_true", help=argparse.SUPPRESS)
     for name in REFUSED:

@@ -28,7 +28,7 @@ from bert_ds.data.masking import (
 from bert_ds.data.packing import PackedDataset, PackedRows
 from bert_ds.data.sample_mapping import ALGORITHM_VERSION, MappingSettings, build_mapping
 from bert_ds.data.samples import SampleBatch, SampleSource
-from bert_ds.data.splits import document_range
+from bert_ds.data.splits import SPLITS, document_range, parse_split
 from bert_ds.data.vocabulary import EOS, EXTRA_TOKENS, Vocabulary
 from bert_ds.errors import DataError, Problem, UserError, raise_if_any
 
@@ -148,7 +148,8 @@ def build_datasets(data: DataConfig, *, seq_length: int, binary_head: bool, seed
                    num_samples: Mapping[str, int]) -> Datasets:
     """The datasets of a run, the same in every process with the same arguments.
 
-    num_samples: samples, or packed rows, that train, valid and test must have; a split with 0 is left out.
+    num_samples: samples, or packed rows, that train, valid and test must have; a split with 0 is left out, and so is a
+    test that the settings give no data.
 
     Let one process call this first: it fills the index cache, which the others only map. Raises ConfigError and
     DataError.
@@ -158,7 +159,7 @@ def build_datasets(data: DataConfig, *, seq_length: int, binary_head: bool, seed
     built: dict[str, SampleSource | None] = {}
     for split, blend in blends_of_splits(data).items():
         wanted = num_samples.get(split, 0)
-        if wanted == 0:
+        if wanted == 0 or (split == "test" and not _gives_test(data, blend)):
             built[split] = None
         elif blend is None:
             raise DataError.of(f"--{split}-data-path", "none", f"{split} has no data, while train has its own",
@@ -170,6 +171,10 @@ def build_datasets(data: DataConfig, *, seq_length: int, binary_head: bool, seed
                                   wanted=wanted)
             built[split] = _packed(source) if data.pack_sequences else source.build()
     return Datasets(**built)
+
+
+def _gives_test(data: DataConfig, blend: Blend | None) -> bool:
+    return blend is not None and (data.has_data_of_splits or parse_split(data.split)[SPLITS.index("test")] is not None)
 
 
 def _packed(source: _SplitSource) -> PackedDataset:
