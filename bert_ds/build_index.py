@@ -1,0 +1,73 @@
+"""Builds the sample index of a run in advance, so that none of its many devices waits for it.
+
+    python -m bert_ds.build_index --deepspeed_config ds_configs/340m.json --data-path PREFIX --world-size 128
+
+Takes the arguments of pretrain.py, and --world-size where batch sizes depend on the number of ranks. The run finds
+what this has written when it is given the same arguments and the same --data-cache-path.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from bert_ds.checkpoint.reader import Checkpoint, find_latest
+from bert_ds.cli.data_files import data_prefixes, missing_data
+from bert_ds.cli.resolve import resolve_run
+from bert_ds.config.data import DataConfig
+from bert_ds.config.run import RunConfig
+from bert_ds.data.run_datasets import datasets_of_run
+from bert_ds.data.sample_order import planned_samples
+from bert_ds.data.splits import SPLITS
+from bert_ds.data.vocabulary import Vocabulary
+from bert_ds.errors import EXIT_DONE, DataError, raise_if_any, run_command
+from bert_ds.log import configure_logging
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    return run_command(lambda: _run(sys.argv[1:] if argv is None else argv))
+
+
+def _run(argv: Sequence[str]) -> int:
+    configure_logging()
+    # A dry run is what takes --world-size: nothing is started here.
+    run = _with_planned_order(resolve_run([*argv, "--dry-run"], world_size=1).config)
+    raise_if_any(DataError, missing_data(run.data))
+    before = _cached(run.data)
+    datasets = datasets_of_run(run, Vocabulary.from_file(run.data.vocab_file))
+    for split in SPLITS:
+        dataset = getattr(datasets, split)
+        print(f"{split}: {'not used by this run' if dataset is None else f'{len(dataset):,} samples are ready'}")
+    written = [path for path, stamp in _cached(run.data).items() if before.get(path) != stamp]
+    for path in written:
+        print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
+    if not written:
+        print("nothing was left to do: " + " ".join(str(folder) for folder in _cache_folders(run.data)))
+    sys.stdout.flush()
+    return EXIT_DONE
+
+
+def _with_planned_order(run: RunConfig) -> RunConfig:
+    """The run with the sample order of the checkpoint that it goes on from, if any."""
+    folder = Path(run.output.load) if run.output.load is not None else None
+    latest = find_latest(folder) if folder is not None and folder.is_dir() else None
+    saved = None if latest is None else Checkpoint.open(latest).manifest.config
+    return replace(run, data=replace(run.data, planned_samples=planned_samples(run, saved)))
+
+
+def _cache_folders(data: DataConfig) -> list[Path]:
+    if data.data_cache_path is not None:
+        return [Path(data.data_cache_path)]
+    return list(dict.fromkeys(Path(prefix).parent / "cache" for prefix in data_prefixes(data)))
+
+
+def _cached(data: DataConfig) -> dict[Path, int]:
+    """The cached arrays with the time of their last change."""
+    return {path: path.stat().st_mtime_ns for folder in _cache_folders(data) for path in sorted(folder.glob("*.npy"))}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
