@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bert_ds.config.data import DataConfig
 from bert_ds.data.vocabulary import SPECIAL_TOKENS, Vocabulary
 
 
@@ -53,21 +54,28 @@ class ReferenceSample:
     tokens: list[int]
     types: list[int]
     labels: dict[int, int]
-    swapped: bool | None
+    label: bool | None
     truncated: bool
 
 
-def reference_sample(sentences: list[list[int]], target: int, vocabulary: Vocabulary, *, seed: int, mask_prob: float,
-                     sentence_order: bool) -> ReferenceSample:
-    """One sample; `seed` is the sum of the run's seed and the sample's index."""
-    random_state = np.random.RandomState(seed % 2**32)
-    pivot, swapped = len(sentences), None
-    if sentence_order:
+def reference_sample(rows: list[tuple[int, list[list[int]]]], index: int, target: int, vocabulary: Vocabulary,
+                     data: DataConfig, *, seed: int, binary_head: bool) -> ReferenceSample:
+    """Sample `index` of a run with `seed`. rows: the document and the sentences of every row."""
+    random_state = np.random.RandomState((seed + index) % 2**32)
+    document, sentences = rows[index]
+    pivot, label = len(sentences), None
+    if binary_head:
         pivot = random_state.randint(1, len(sentences)) if len(sentences) >= 3 else 1
-        swapped = bool(random_state.random_sample() < 0.5)
+        label = bool(random_state.random_sample() < 0.5)
     first, second = _joined(sentences[:pivot]), _joined(sentences[pivot:])
-    if swapped:
+    if label and data.sentence_task == "order":
         first, second = second, first
+    elif label:
+        draws = (rows[random_state.randint(0, len(rows))] for _ in range(10))
+        other = next((others for its_document, others in draws if its_document != document), None)
+        label = other is not None
+        if other is not None:
+            second = _joined(other[1 + random_state.randint(0, len(other) - 1):])
     truncated = len(first) + len(second) > target
     while len(first) + len(second) > target:
         longer = first if len(first) > len(second) else second
@@ -77,43 +85,65 @@ def reference_sample(sentences: list[list[int]], target: int, vocabulary: Vocabu
     if second:
         tokens += [*second, vocabulary.sep_id]
         types += [1] * (len(second) + 1)
-    return ReferenceSample(*_masked(tokens, target, vocabulary, mask_prob, random_state, types), swapped, truncated)
+    return ReferenceSample(*_masked(tokens, target, vocabulary, data, random_state, types), label, truncated)
 
 
-def _masked(tokens: list[int], target: int, vocabulary: Vocabulary, mask_prob: float,
+def _masked(tokens: list[int], target: int, vocabulary: Vocabulary, data: DataConfig,
             random_state: np.random.RandomState, types: list[int]) -> tuple[list[int], list[int], dict[int, int]]:
-    words = _words(tokens, vocabulary)
-    budget = min(mask_prob * target, max(1, round(len(tokens) * mask_prob)))
-    shares = 1 / np.arange(1, 4)
-    shares /= shares.sum()
-    ngrams = [[_joined(words[i:i + n]) for n in (1, 2, 3)] for i in range(len(words))]
+    words = _words(tokens, vocabulary, whole=data.masking_do_full_word)
+    budget = min(data.mask_prob * target, max(1, round(len(tokens) * data.mask_prob)))
+    sizes = range(1, data.masking_max_ngram + 1)
+    ngrams = [[_joined(words[i:i + n]) for n in sizes] for i in range(len(words))]
     random_state.shuffle(ngrams)
     masked, labels = list(tokens), {}
-    for candidate in ngrams:
-        if len(labels) >= budget:
-            break
-        n = random_state.choice([1, 2, 3], p=shares / shares.sum())
-        while n > 1 and len(labels) + len(candidate[n - 1]) > budget:
-            n -= 1
-        places = candidate[n - 1]
-        if len(labels) + len(places) > budget or any(place in labels for place in places):
-            continue
+    for places in _chosen(ngrams, budget, data, random_state, labels):
         for place in places:
             labels[place] = tokens[place]
             if random_state.random_sample() < 0.8:
                 masked[place] = vocabulary.mask_id
             elif random_state.random_sample() >= 0.5:
                 masked[place] = random_state.randint(0, len(vocabulary))
+    if data.masking_do_permutation:
+        random_state.shuffle(ngrams)
+        moved: dict[int, int] = {}
+        for places in _chosen(ngrams, budget, data, random_state, moved, labels):
+            moved |= {place: tokens[place] for place in places}
+        sources = sorted(moved)
+        random_state.shuffle(sources)
+        for place, source in zip(sorted(moved), sources, strict=True):
+            masked[place] = tokens[source]
+        labels |= moved
     return masked, types, labels
 
 
-def _words(tokens: list[int], vocabulary: Vocabulary) -> list[list[int]]:
-    """Places of the tokens of each word."""
+def _chosen(ngrams: list[list[list[int]]], budget: float, data: DataConfig, random_state: np.random.RandomState,
+            taken: dict[int, int], others: Collection[int] = ()) -> Iterator[list[int]]:
+    """Places of the n-grams that fit the budget and touch nothing of `taken`, which the caller fills, or `others`."""
+    shares = 1 / np.arange(1, data.masking_max_ngram + 1)
+    shares /= shares.sum()
+    if data.masking_use_longer_ngrams:
+        shares = shares[::-1]
+    for candidate in ngrams:
+        if len(taken) >= budget:
+            return
+        if data.masking_use_geometric_distribution:
+            n = min(random_state.geometric(0.2), data.masking_max_ngram)
+        else:
+            n = random_state.choice(np.arange(1, data.masking_max_ngram + 1), p=shares / shares.sum())
+        while n > 1 and len(taken) + len(candidate[n - 1]) > budget:
+            n -= 1
+        places = candidate[n - 1]
+        if len(taken) + len(places) <= budget and not any(place in taken or place in others for place in places):
+            yield places
+
+
+def _words(tokens: list[int], vocabulary: Vocabulary, *, whole: bool) -> list[list[int]]:
+    """Places of the tokens of each word, or of each token by itself."""
     words: list[list[int]] = []
     for place, token in enumerate(tokens):
         if token in {vocabulary.cls_id, vocabulary.sep_id}:
             continue
-        if vocabulary.is_continuation[token] and words:
+        if whole and vocabulary.is_continuation[token] and words:
             words[-1].append(place)
         else:
             words.append([place])

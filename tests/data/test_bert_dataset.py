@@ -1,4 +1,7 @@
+import json
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -6,7 +9,9 @@ import pytest
 from bert_ds.config.data import DataConfig
 from bert_ds.data.bert_dataset import BertDataset, Datasets, build_datasets
 from bert_ds.data.blending import BlendedDataset
+from bert_ds.data.dataset_metadata import DatasetMetadata
 from bert_ds.data.indexed_dataset import IndexedDatasetWriter
+from bert_ds.data.vocabulary import Vocabulary
 from bert_ds.errors import DataError
 from tests.data.reference_samples import random_corpus, word_piece_vocabulary
 
@@ -23,8 +28,10 @@ def write_corpus(prefix: str, *, seed: int = 0, dtype: type[np.generic] = np.uin
 
 
 def datasets_of(*data_path: str, cache: Path | None = None, split: str = "8,1,1", seed: int = 1234,
-                binary_head: bool = True, vocabulary=VOCABULARY, **num_samples: int) -> Datasets:
-    config = DataConfig(data_path=data_path, split=split, data_cache_path=None if cache is None else str(cache))
+                binary_head: bool = True, vocabulary=VOCABULARY, settings: dict[str, Any] | None = None,
+                **num_samples: int) -> Datasets:
+    config = DataConfig(data_path=data_path, split=split, data_cache_path=None if cache is None else str(cache),
+                        **settings or {})
     return build_datasets(config, seq_length=64, binary_head=binary_head, seed=seed, vocabulary=vocabulary,
                           num_samples=num_samples or {"train": 100})
 
@@ -112,3 +119,66 @@ def test_an_index_that_is_wrong_inside_is_found_when_the_mapping_is_built(tmp_pa
     with pytest.raises(DataError, match="entry of sentence 20"):
         datasets_of(prefix)
     assert not list(tmp_path.glob("cache/*.npy"))
+
+
+def test_splits_with_data_of_their_own_read_all_of_it(tmp_path: Path) -> None:
+    a, b, c = (write_corpus(str(tmp_path / name), seed=seed) for seed, name in enumerate("abc"))
+    own = {"train_data_path": ("3", a, "1", b), "valid_data_path": ("5", c)}
+    datasets = datasets_of(settings=own, train=400, valid=300, test=50)
+    assert isinstance(datasets.train, BlendedDataset)
+    assert isinstance(datasets.valid, BertDataset), "the weight of a single prefix says nothing"
+    assert datasets.valid.corpus.prefix == c
+    assert datasets.valid.mapping[:, 1].max() > 0.95 * len(datasets.valid.corpus)
+    assert datasets.test is None
+    with pytest.raises(DataError, match=r"--valid-data-path=none: valid has no data"):
+        datasets_of(settings={"train_data_path": (a,)}, train=10, valid=10)
+    assert datasets_of(a, split="9,1,0", train=10, valid=10, test=10).test is None
+
+
+def test_all_that_is_wrong_with_a_blend_is_told_at_once(tmp_path: Path) -> None:
+    a = write_corpus(str(tmp_path / "a"))
+    wide = write_corpus(str(tmp_path / "wide"), dtype=np.int32)
+    with pytest.raises(DataError) as caught:
+        datasets_of("1", a, "2", str(tmp_path / "gone"), "3", wide, "4", str(tmp_path / "gone"))
+    told = [str(problem) for problem in caught.value.problems]
+    assert len(told) == 2
+    assert f"gone: there is no file {tmp_path}/gone.idx" in told[0]
+    assert f"wide: holds int32 and {a} uint16: they were made with vocabularies of different sizes" in told[1]
+
+
+def test_corpora_of_different_vocabularies_are_not_blended(tmp_path: Path) -> None:
+    metadata = dict.fromkeys((field.name for field in fields(DatasetMetadata)), 0) | {
+        "vocab_file": "other.txt", "vocab_sha256": "f" * 64, "tokenizer_type": "BertWordPieceLowerCase", "inputs": []}
+    a, b = write_corpus(str(tmp_path / "a")), write_corpus(str(tmp_path / "b"), seed=1)
+    Path(f"{b}.json").write_text(json.dumps(metadata))
+    with pytest.raises(DataError, match=r"is not the vocabulary of the data, which were made with other\.txt"):
+        datasets_of(a, b)
+    Path(f"{b}.json").write_text(json.dumps(metadata | {"vocab_sha256": "", "document_end_token": "[EOS]"}))
+    with pytest.raises(DataError, match=r"--vocab-extra-bos-eos=False: documents of .*b end with \[EOS\]"):
+        datasets_of(a, b)
+
+
+def test_documents_that_end_with_eos_are_read(tmp_path: Path) -> None:
+    vocab_file = tmp_path / "vocab.txt"
+    vocab_file.write_text("".join(f"{token}\n" for token in VOCABULARY.tokens))
+    extended = Vocabulary.from_file(str(vocab_file), extra_bos_eos=True)
+    eos = len(extended) - 1
+    with IndexedDatasetWriter(str(tmp_path / "a"), np.uint16) as writer:
+        for _ in range(20):
+            writer.add_document(np.array([10, 11, 12, eos]), [2, 2])
+    with pytest.raises(DataError, match=r"token id 141 .*or --vocab-extra-bos-eos if Megatron-LM made them"):
+        datasets_of(str(tmp_path / "a"), vocabulary=VOCABULARY).train.build_batch(np.arange(100))
+    batch = datasets_of(str(tmp_path / "a"), vocabulary=extended,
+                        settings={"vocab_extra_bos_eos": True}).train.build_batch(np.arange(100))
+    assert (batch.input_ids == eos).any()
+
+
+def test_files_that_vanish_while_they_are_read_do_no_harm(tmp_path: Path) -> None:
+    prefix = write_corpus(str(tmp_path / "a"))
+    train = datasets_of(prefix).train
+    before = train.build_batch(np.arange(100))
+    for path in (*tmp_path.glob("a.*"), *tmp_path.glob("cache/*")):
+        path.unlink()
+    assert all((one == other).all() for one, other in zip(before, train.build_batch(np.arange(100)), strict=True))
+    with pytest.raises(DataError, match="there is no file"):
+        datasets_of(prefix)

@@ -129,33 +129,67 @@ def test_samples_without_sentence_order_are_megatrons() -> None:
     assert megatron_digest(batch) == "9a3394bd69caed3db98e7b49d00a6ac2"
 
 
-@settings(max_examples=60, deadline=None)
+OPTIONS = st.fixed_dictionaries({
+    "mask_prob": st.sampled_from([0.05, 0.15, 0.4, 0.9]),
+    "sentence_task": st.sampled_from(["order", "random_next"]),
+    "masking_max_ngram": st.sampled_from([1, 3, 3, 7]),
+    "masking_do_full_word": st.booleans(),
+}, optional={
+    "masking_use_longer_ngrams": st.booleans(),
+    "masking_do_permutation": st.booleans(),
+}) | st.just({"masking_use_geometric_distribution": True, "masking_max_ngram": 10})
+
+
+@settings(max_examples=100, deadline=None)
 @given(corpus_seed=st.integers(0, 2**20), seed=st.integers(0, 2**31 - 2), seq_length=st.sampled_from([8, 33, 128, 512]),
-       max_length=st.sampled_from([3, 30, 300]), sentence_order=st.booleans(),
-       mask_prob=st.sampled_from([0.05, 0.15, 0.4, 0.9]))
+       max_length=st.sampled_from([3, 30, 300]), binary_head=st.booleans(), options=OPTIONS)
 def test_samples_follow_the_rules_in_any_corpus(corpus_seed: int, seed: int, seq_length: int, max_length: int,
-                                                sentence_order: bool, mask_prob: float) -> None:
+                                                binary_head: bool, options: dict[str, Any]) -> None:
     boundaries, lengths, tokens = random_corpus(corpus_seed, len(VOCABULARY), num_documents=6, max_sentences=9,
                                                 max_length=max_length)
     lengths = np.append(lengths, np.array([4, 5], np.int32))
     tokens = np.append(tokens, np.arange(100, 109, dtype=np.uint16))
     boundaries = np.append(boundaries, len(lengths))
-    corpus = corpus_of(lengths, tokens)
-    mapping = mapped(boundaries, lengths, seq_length=seq_length, sentence_order=sentence_order, num_samples=12,
-                     seed=seed)
-    batch = built(corpus, mapping, seq_length=seq_length, sentence_order=sentence_order, seed=seed, mask_prob=mask_prob)
-    sentences = np.split(tokens.astype(int), np.cumsum(lengths)[:-1])
-    for row, (start, end, target) in enumerate(mapping.tolist()):
-        expected = reference_sample([sentence.tolist() for sentence in sentences[start:end]], target, VOCABULARY,
-                                    seed=seed + row, mask_prob=mask_prob, sentence_order=sentence_order)
+    corpus = corpus_of(lengths, tokens, boundaries)
+    mapping = mapped(boundaries, lengths, seq_length=seq_length, sentence_order=binary_head, num_samples=12, seed=seed)
+    batch = built(corpus, mapping, seq_length=seq_length, sentence_order=binary_head, seed=seed, **options)
+    sentences = [sentence.tolist() for sentence in np.split(tokens.astype(int), np.cumsum(lengths)[:-1])]
+    rows = [(int(np.count_nonzero(boundaries <= start)), sentences[start:end]) for start, end, _ in mapping.tolist()]
+    for row, target in enumerate(mapping[:, 2].tolist()):
+        expected = reference_sample(rows, row, target, VOCABULARY, DataConfig(**options), seed=seed,
+                                    binary_head=binary_head)
         padding = seq_length - len(expected.tokens)
         assert batch.input_ids[row].tolist() == expected.tokens + [0] * padding
         assert batch.token_type_ids[row].tolist() == expected.types + [0] * padding
         assert batch.segment_ids[row].tolist() == [1] * len(expected.tokens) + [0] * padding
         assert list(labels_of(batch, row).items()) == sorted(expected.labels.items())
         assert batch.truncated[row] == expected.truncated
-        order = UNUSED_LABEL if expected.swapped is None else int(expected.swapped)
-        assert batch.sentence_order_labels[row].tolist() == [order]
+        label = UNUSED_LABEL if expected.label is None else int(expected.label)
+        assert batch.sentence_order_labels[row].tolist() == [label]
+
+
+def test_a_random_next_segment_is_of_another_document() -> None:
+    # Every document has words of its own.
+    boundaries = np.arange(0, 401, 10)
+    lengths = np.full(400, 6, np.int32)
+    tokens = np.repeat(5 + np.arange(40, dtype=np.uint16), 60)
+    mapping = mapped(boundaries, lengths, seq_length=64, sentence_order=True, num_samples=2000)
+    batch = built(corpus_of(lengths, tokens, boundaries), mapping, seq_length=64, sentence_order=True,
+                  sentence_task="random_next")
+    labels = batch.sentence_order_labels[:, 0]
+    assert abs(labels.mean() - 0.5) < 0.05
+    restored = batch.input_ids.copy()
+    used = batch.masked_labels != UNUSED_LABEL
+    restored[np.nonzero(used)[0], batch.masked_positions[used]] = batch.masked_labels[used]
+    inside = (restored >= 5) & (restored < 45)
+    for row, label in enumerate(labels.tolist()):
+        first, second = (set(restored[row][inside[row] & (batch.token_type_ids[row] == kind)]) for kind in (0, 1))
+        assert len(first) == len(second) == 1
+        assert (first != second) == bool(label)
+    alone = np.array([0, 400])
+    only_next = built(corpus_of(lengths, tokens, alone), mapping, seq_length=64, sentence_order=True,
+                      sentence_task="random_next")
+    assert not only_next.sentence_order_labels.any(), "one document has no other"
 
 
 def test_shares_of_a_large_sample() -> None:

@@ -1,5 +1,6 @@
 import hashlib
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -110,3 +111,22 @@ def test_documents_left_out_are_logged(caplog: pytest.LogCaptureFixture) -> None
     with caplog.at_level(logging.INFO):
         rows_of(BOUNDARIES, LENGTHS, num_samples=1)
     assert "of 6 documents, 1 are left out with fewer than 2 sentences, 1 with a sentence of more" in caplog.text
+
+
+def test_more_rows_never_change_the_order_of_those_before() -> None:
+    boundaries, lengths = congruential_corpus()
+    arrays = np.array(boundaries), np.array(lengths, np.int32)
+    plan = MappingSettings(num_samples=1000, max_tokens=125, short_seq_prob=0.1, seed=2**31 - 2, min_sentences=2)
+    planned = build_mapping(*arrays, plan, source="corpus")
+    before = planned
+    for needed in (len(planned), len(planned) + 1, 2500, 4000):
+        rows = build_mapping(*arrays, replace(plan, needed_samples=needed), source="corpus")
+        assert len(rows) >= needed
+        assert (rows[:len(before)] == before).all()
+        before = rows
+    # Each further epoch is all of the text, in an order of its own.
+    sentences = np.zeros(len(lengths), int)
+    for start, end, _ in rows[len(planned):].tolist():
+        sentences[start:end] += 1
+    assert (sentences[sentences > 0] == sentences.max()).all()
+    assert sentences.max() >= 2
