@@ -16,7 +16,7 @@ from bert_ds.demo.files import DemoFiles
 from bert_ds.demo.steps import Step
 from bert_ds.errors import ConfigError
 
-TEXT_MB = 6
+TEXT_MB = 4
 VOCABULARY_SIZE = 8192
 DS_CONFIG, RECIPE = "ds_configs/tiny.json", "recipes/tiny.yaml"
 CPU_RANKS = 2

@@ -113,7 +113,7 @@ def test_all_problems_in_one_message() -> None:
     (["--recipe", "tiny", "--world-size", "8"], "--world-size=8: is for dry runs"),
     (["--recipe", "tiny", "--dry-run", "--world-size", "0"], "--world-size=0: must be at least 1"),
     (["--recipe", "tiny", "--initial-loss-scale", "1000"], "is not a power of two"),
-    (["--recipe", "tiny", "--global-batch-size", "33"], "Fix: use 32 or 36"),
+    (["--recipe", "tiny", "--global-batch-size", "33"], "Fix: use 32 or 40"),
     (["--recipe", "tiny", "--lr-warmup-iters", "5", "--lr-warmup-fraction", "0.1"], "contradicts"),
     (["--recipe", "tiny", "--attention-backend", "fast"], "is not one of auto, flash, fused, unfused, local"),
     (["--recipe", "tiny", "--seq-length", "256"], "set max_position_embeddings to 256"),
