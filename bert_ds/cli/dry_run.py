@@ -92,7 +92,7 @@ def _layout(resolved: ResolvedRun) -> Iterator[str]:
     tensor, stages = run.parallel.tensor_model_parallel_size, run.parallel.pipeline_model_parallel_size
     yield (f"tensor {tensor} x pipeline {stages} x data {run.parallel.data_parallel_size(world)} = "
            f"{_count(world, 'rank')}")
-    for stage, (start, end) in enumerate(stage_bounds(run.model, stages)):
+    for stage, (start, end) in enumerate(stage_bounds(run.model, run.parallel)):
         parts = [f"layer {start}" if end - start == 1 else f"layers {start}-{end - 1}"]
         parts = ["embeddings", *parts] if stage == 0 else parts
         parts = [*parts, "heads"] if stage == stages - 1 else parts

@@ -72,6 +72,7 @@ PARALLEL_FLAGS = (
     Flag(name="--tensor-model-parallel-size", setting="parallel.tensor_model_parallel_size"),
     Flag(name="--sequence-parallel", setting="parallel.sequence_parallel", constant=True),
     Flag(name="--pipeline-model-parallel-size", setting="parallel.pipeline_model_parallel_size"),
+    Flag(name="--stage-layers", setting="parallel.stage_layers"),
 )
 
 DATA_FLAGS = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bert_ds.config.run import RunConfig
-from bert_ds.config.stages import stage_layers
+from bert_ds.config.stages import layers_of_stages
 
 LOGIT_COPIES = 3
 """Half-precision logits, fp32 logits and their gradient live together for a moment."""
@@ -43,7 +43,7 @@ def predict_memory(run: RunConfig, world_size: int) -> tuple[StageMemory, ...]:
 
 def _stage(run: RunConfig, world_size: int, stage: int) -> StageMemory:
     engine = run.engine
-    layers = stage_layers(run.model, run.parallel.pipeline_model_parallel_size)[stage]
+    layers = layers_of_stages(run.model, run.parallel)[stage]
     parameters = stage_parameters(run, stage)
     shares = run.parallel.data_parallel_size(world_size) if engine.zero_stage == 1 else 1
     half = engine.precision != "fp32"
@@ -54,10 +54,19 @@ def _stage(run: RunConfig, world_size: int, stage: int) -> StageMemory:
         parameters=parameters,
         weights=parameters * (2 if half else 4),
         gradients=parameters * _gradient_bytes(run),
-        optimizer=parameters * (masters + 8) // shares,
+        # The word table's copy on the last stage is updated by the first one.
+        optimizer=(parameters - _copied(run, stage)) * (masters + 8) // shares,
         activations=_activations(run, world_size, stage, layers),
         logits=_logits(run) if is_last else 0,
     )
+
+
+def _copied(run: RunConfig, stage: int) -> int:
+    """Numbers of the word table's copy, which the last stage of several holds."""
+    stages = run.parallel.pipeline_model_parallel_size
+    if stages == 1 or stage < stages - 1:
+        return 0
+    return run.model.padded_vocab_size * run.model.hidden_size // run.parallel.tensor_model_parallel_size
 
 
 def stage_parameters(run: RunConfig, stage: int) -> int:
@@ -67,11 +76,11 @@ def stage_parameters(run: RunConfig, stage: int) -> int:
     hidden, ffn = model.hidden_size, model.ffn_size
     word_table = model.padded_vocab_size * hidden // tensor
     sharded = (4 * hidden * hidden + 3 * hidden + 2 * hidden * ffn + ffn) // tensor
-    count = stage_layers(model, stages)[stage] * (sharded + 6 * hidden)
+    count = layers_of_stages(model, run.parallel)[stage] * (sharded + 6 * hidden)
     if stage == 0:
         count += word_table + (model.max_position_embeddings + model.num_token_types) * hidden
     if stage == stages - 1:
-        count += word_table if stages > 1 else 0
+        count += _copied(run, stage)
         count += 2 * hidden + (hidden * hidden + 3 * hidden) + model.padded_vocab_size // tensor
         count += (hidden * hidden + 3 * hidden + 2) if model.binary_head else 0
     return count

@@ -18,6 +18,8 @@ class ParallelConfig:
     pipeline_model_parallel_size: int = 1
     """Stages, each with consecutive layers."""
 
+    stage_layers: str | None = None
+    """Transformer layers of each pipeline stage, first to last, as in 7,6,6,5; None balances the stages by cost."""
     sequence_parallel: bool = False
     """Cut the tokens between the matrices over the tensor-parallel ranks: less memory, the same communication."""
 
@@ -25,6 +27,11 @@ class ParallelConfig:
     def model_parallel_size(self) -> int:
         """Ranks that hold one copy of the model."""
         return self.tensor_model_parallel_size * self.pipeline_model_parallel_size
+
+    @property
+    def layers_by_hand(self) -> tuple[int, ...] | None:
+        """`stage_layers` as numbers; call `problems` first."""
+        return None if self.stage_layers is None else tuple(map(int, self.stage_layers.split(",")))
 
     def data_parallel_size(self, world_size: int) -> int:
         """Copies of the model among `world_size` ranks; call `problems` first."""
@@ -49,7 +56,21 @@ class ParallelConfig:
             yield Problem("parallel.tensor_model_parallel_size", tp,
                           f"does not divide the feed-forward width {model.ffn_size} and the padded vocabulary "
                           f"{model.padded_vocab_size}", "use a tensor_model_parallel_size that divides both")
+        yield from self._stage_problems(model)
         if pp > model.num_layers:
             yield Problem("parallel.pipeline_model_parallel_size", pp,
                           f"leaves stages without a layer: the model has {model.num_layers}",
                           f"use at most {model.num_layers} stages")
+
+    def _stage_problems(self, model: ModelConfig) -> Iterator[Problem]:
+        if self.stage_layers is None:
+            return
+        parts, stages = self.stage_layers.split(","), self.pipeline_model_parallel_size
+        counts = [int(part) for part in parts if part.strip().isdigit()]
+        if len(counts) < len(parts) or 0 in counts:
+            yield Problem("parallel.stage_layers", self.stage_layers, "is no list of positive numbers",
+                          "write one number a stage, as in 7,6,6,5")
+        elif len(counts) != stages or sum(counts) != model.num_layers:
+            yield Problem("parallel.stage_layers", self.stage_layers,
+                          f"gives {sum(counts)} layers to {len(counts)} stages, not {model.num_layers} to {stages}",
+                          f"write {stages} numbers that sum to {model.num_layers}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from bert_ds.config.model import ModelConfig
+from bert_ds.config.parallel import ParallelConfig
 
 PREDICTED_PERCENT = 15
 """Share of the positions whose logits are computed, Megatron's --mask-prob; other shares hardly move the cut."""
@@ -42,10 +43,15 @@ def stage_layers(model: ModelConfig, stages: int) -> tuple[int, ...]:
     return (*_spread(layers - last, stages - 1), last)
 
 
-def stage_bounds(model: ModelConfig, stages: int) -> tuple[tuple[int, int], ...]:
+def layers_of_stages(model: ModelConfig, parallel: ParallelConfig) -> tuple[int, ...]:
+    """Layers of each stage of a run: given by hand, or balanced."""
+    return parallel.layers_by_hand or stage_layers(model, parallel.pipeline_model_parallel_size)
+
+
+def stage_bounds(model: ModelConfig, parallel: ParallelConfig) -> tuple[tuple[int, int], ...]:
     """First layer and one past the last layer of each stage."""
     ends = [0]
-    for count in stage_layers(model, stages):
+    for count in layers_of_stages(model, parallel):
         ends.append(ends[-1] + count)
     return tuple(pairwise(ends))
 

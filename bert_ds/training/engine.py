@@ -11,6 +11,7 @@ from torch import nn
 
 from bert_ds.compat import quiet
 from bert_ds.config.run import RunConfig
+from bert_ds.config.stages import stage_bounds
 from bert_ds.model.bert import ComputeSettings
 from bert_ds.model.loss import LossSums, PretrainingLoss
 from bert_ds.parallel.context import ParallelContext
@@ -30,7 +31,7 @@ def build_pipeline(run: RunConfig, ctx: ParallelContext, sums: LossSums) -> Bert
         DTYPES[run.engine.precision], run.data.row_kind, run.data.sequences_per_row,
         deterministic=run.schedule.deterministic_mode)
     with quiet():
-        return BertPipeline(run.model, ctx, compute, loss, seed=run.schedule.seed,
+        return BertPipeline(run.model, ctx, compute, loss, bounds=stage_bounds(run.model, run.parallel), seed=run.schedule.seed,
                             recompute_every=run.engine.activation_checkpoint_interval)
 
 

@@ -5,7 +5,7 @@ Kept here, not in model/, because training/ is the only folder that imports Deep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bert_ds.config.model import ModelConfig
-from bert_ds.config.stages import stage_bounds
 from bert_ds.model.bert import ComputeSettings, LayerDef, bert_layers
 from bert_ds.model.init import initialize_parameter
 from bert_ds.model.loss import PretrainingLoss
@@ -54,10 +53,10 @@ class BertPipeline(PipelineModule):
     """
 
     def __init__(
-        self, config: ModelConfig, ctx: ParallelContext, compute: ComputeSettings, loss: PretrainingLoss, *, seed: int,
-        recompute_every: int,
+        self, config: ModelConfig, ctx: ParallelContext, compute: ComputeSettings, loss: PretrainingLoss, *,
+        bounds: Sequence[tuple[int, int]], seed: int, recompute_every: int,
     ) -> None:
-        self._config, self._ctx, self._seed = config, ctx, seed
+        self._config, self._ctx, self._seed, self._bounds = config, ctx, seed, bounds
         self._layer_defs = bert_layers(config, ctx, compute)
         super().__init__(
             layers=[_spec(layer) for layer in self._layer_defs],
@@ -96,11 +95,10 @@ class BertPipeline(PipelineModule):
                     yield LocalParameter(layer.logical_name(name), parameter, layer.second_use is not None)
 
     def _partition_layers(self, method: str = "uniform") -> None:
-        """Cuts between transformer layers only, by `stage_bounds`; embeddings ride with the first stage, heads with
+        """Cuts between transformer layers only, at the given bounds; embeddings ride with the first stage, heads with
         the last. Overrides DeepSpeed's choice of methods, none of which knows the head's cost."""
         first_layer, last_stop = 2, len(self._layer_defs)
-        bounds = stage_bounds(self._config, self._ctx.pp_size)
-        self.parts = [0, *(first_layer + stop for _, stop in bounds[:-1]), last_stop]
+        self.parts = [0, *(first_layer + stop for _, stop in self._bounds[:-1]), last_stop]
         self._set_bounds(start=self.parts[self.stage_id], stop=self.parts[self.stage_id + 1])
 
     @torch.no_grad()

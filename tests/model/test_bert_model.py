@@ -11,7 +11,6 @@ import torch
 from tolerances import EXACT, OTHER_KERNEL
 
 from bert_ds.config.model import ModelConfig
-from bert_ds.config.stages import stage_bounds
 from bert_ds.errors import ConfigError
 from bert_ds.model.bert import BertModel, ComputeSettings, vocabulary_logits
 from bert_ds.model.embeddings import packed_positions, sequence_starts
@@ -239,11 +238,3 @@ def test_auto_takes_the_first_that_serves_and_says_why_others_do_not(caplog: pyt
     gpu = dataclasses.replace(QUERY, device_type="cuda", dtype=torch.float16, head_dim=64)
     assert choose_backend("auto", gpu).name == "fused"
     assert choose_backend("auto", dataclasses.replace(gpu, deterministic=True)).name == "unfused"
-
-
-def test_every_stage_has_a_layer() -> None:
-    config = ModelConfig(num_layers=24, hidden_size=1024, num_attention_heads=16)
-    bounds = stage_bounds(config, 16)
-    assert [stop - start > 0 for start, stop in bounds] == [True] * 16
-    assert bounds[0][0] == 0
-    assert bounds[-1][1] == 24
