@@ -37,7 +37,7 @@ def _run(argv: Sequence[str]) -> int:
     run = _with_planned_order(resolve_run([*argv, "--dry-run"], world_size=1).config)
     raise_if_any(DataError, missing_data(run.data))
     before = _cached(run.data)
-    datasets = datasets_of_run(run, Vocabulary.from_file(run.data.vocab_file))
+    datasets = datasets_of_run(run, Vocabulary.of_run(run.data))
     for split in SPLITS:
         dataset = getattr(datasets, split)
         print(f"{split}: {'not used by this run' if dataset is None else f'{len(dataset):,} samples are ready'}")

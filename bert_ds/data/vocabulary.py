@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bert_ds.config.data import DataConfig
 from bert_ds.errors import DataError, Problem, raise_if_any
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -43,6 +44,11 @@ class Vocabulary:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @classmethod
+    def of_run(cls, data: DataConfig) -> Vocabulary:
+        """The vocabulary of a run; see from_file."""
+        return cls.from_file(data.vocab_file, extra_bos_eos=data.vocab_extra_bos_eos)
 
     @classmethod
     def from_file(cls, path: str, *, extra_bos_eos: bool = False) -> Vocabulary:

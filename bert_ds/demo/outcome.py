@@ -55,7 +55,7 @@ def outcome(run: Run, arguments: Sequence[str], *, world_size: int) -> Outcome:
 def _guessing_the_commonest(arguments: Sequence[str], world_size: int) -> tuple[str, float]:
     """The commonest masked token of the samples that the run was evaluated on, and its share."""
     config = resolve_run(arguments, world_size=world_size).config
-    vocabulary = Vocabulary.from_file(config.data.vocab_file, extra_bos_eos=config.data.vocab_extra_bos_eos)
+    vocabulary = Vocabulary.of_run(config.data)
     evaluated = config.schedule.eval_iters * config.engine.global_batch_size
     valid = build_datasets(
         config.data, seq_length=config.model.seq_length, binary_head=config.model.binary_head,

@@ -51,7 +51,7 @@ def prepare(run: RunConfig, place: ProcessPlace) -> Prepared:
         UserError: the devices, the vocabulary or the data do not fit the run.
     """
     device = choose_device(place)
-    vocabulary = Vocabulary.from_file(run.data.vocab_file, extra_bos_eos=run.data.vocab_extra_bos_eos)
+    vocabulary = Vocabulary.of_run(run.data)
     run = replace(run, model=replace(run.model, vocab_size=len(vocabulary.tokens)))
     run.validate(place.world_size)
     open_corpora(run.data, vocabulary)
