@@ -8,8 +8,17 @@ again the longest that still fits. So the rows come in the mapping's random orde
 waits for ever, and row r depends only on the samples that come before it and on the window behind: further epochs
 never change the rows before. What is left in the window at the end is left out.
 
-On lengths like those of Wikipedia (mean 254 of 512, a fifth of the samples full) 99.6 % of the positions are tokens;
-without packing 50 %. Six samples a row are enough for that, three nearly so.
+Share of the positions that are tokens, unpacked and by M (two samples a row on average for the first):
+
+    text                                      unpacked   M = 2   3       6       8
+    like Wikipedia, mean 254 of 512           49.7 %     82.5 %  99.6 %  99.7 %  99.7 %
+    novels by chapter, mean 462 of 512        90.2 %     99.9 %  99.9 %  99.9 %  99.9 %
+    short notices, mean 67 of 512             13.2 %                     79.6 %  96.9 %  (12: 99.8 %)
+
+The index of 30 million samples takes a second on one core; laying out rows costs a tenth of building their samples.
+
+How many samples the wanted rows take is measured on a first stretch of the split; the mapping is then drawn for so
+many, and should they not suffice, further epochs follow.
 
 S sequence length, M the most sequences of a row, N samples, R rows, B rows of a batch, W samples of the window.
 """
