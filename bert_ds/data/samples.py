@@ -29,7 +29,8 @@ class SampleBatch(NamedTuple):
     masked_labels: NDArray[np.int32]
     """[B, P], original ids; unused entries UNUSED_LABEL."""
     sentence_order_labels: NDArray[np.int32]
-    """[B, M], 0 in order, 1 swapped, UNUSED_LABEL without the sentence-order task and behind the row's sequences."""
+    """[B, M], 0 in order, 1 swapped or (random_next) from another document; UNUSED_LABEL without a sentence task and
+    behind the row's sequences."""
     truncated: NDArray[np.bool_]
     """[B], whether tokens were cut off to meet the row's target; for statistics."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bert_ds.cli.argument_files import with_argument_files
+from bert_ds.cli.data_files import count_vocabulary, data_prefixes, missing_data
 from bert_ds.cli.resolve import resolve_run
 from bert_ds.errors import ConfigError
 
@@ -73,3 +74,18 @@ def test_masking_options_and_what_has_no_effect() -> None:
     assert any(remark.startswith("--allow-ambiguous-pad-tokens has no effect") for remark in resolved.remarks)
     with pytest.raises(ConfigError, match="contradicts masking_use_geometric_distribution"):
         run_of("--masking-do-permutation", "--masking-use-geometric-distribution")
+
+
+def test_data_of_splits_are_looked_for(tmp_path: Path) -> None:
+    data = run_of("--train-data-path", "1", f"{tmp_path}/a", "2", f"{tmp_path}/b", "--valid-data-path", f"{tmp_path}/a")
+    assert data_prefixes(data) == (f"{tmp_path}/a", f"{tmp_path}/b")
+    missing = [problem for problem in missing_data(data) if "vocab" not in problem.setting]
+    assert [(problem.setting, problem.value) for problem in missing] == [
+        ("data.train_data_path", f"{tmp_path}/a"), ("data.train_data_path", f"{tmp_path}/b")]
+
+
+def test_the_vocabulary_is_counted_with_what_is_appended(tmp_path: Path) -> None:
+    path = tmp_path / "vocab.txt"
+    path.write_text("a\nb\n[BOS]\n")
+    assert count_vocabulary(run_of("--vocab-file", str(path))) == 3
+    assert count_vocabulary(run_of("--vocab-file", str(path), "--vocab-extra-bos-eos")) == 4
