@@ -42,7 +42,7 @@ class WordPieceTokenizer:
         self.vocabulary = vocabulary
         self.dtype = dtype_for_vocab(len(vocabulary)).newbyteorder("<")
         """Type of the ids, that of the indexed dataset for this vocabulary."""
-        self._words = _WordMemory(_word_piece(vocabulary, tokenizer_type, max_word_length), self.dtype)
+        self._words = _WordMemory(word_piece(vocabulary, tokenizer_type, max_word_length), self.dtype)
 
     def encode(self, text: str) -> NDArray[np.generic]:
         """Ids of the text, [tokens]."""
@@ -70,7 +70,7 @@ class _WordMemory(dict[str, bytes]):
         return ids
 
 
-def _word_piece(vocabulary: Vocabulary, tokenizer_type: str, max_word_length: int) -> Tokenizer:
+def word_piece(vocabulary: Vocabulary, tokenizer_type: str, max_word_length: int) -> Tokenizer:
     """The tokenizer without added tokens, so that nothing in a text is taken for a special token."""
     id_of = {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
     tokenizer = Tokenizer(WordPiece(id_of, unk_token=UNK, max_input_chars_per_word=max_word_length,

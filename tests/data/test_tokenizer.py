@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_ds.data.tokenizer import WordPieceTokenizer, _word_piece
+from bert_ds.data.tokenizer import WordPieceTokenizer, word_piece
 from bert_ds.data.vocabulary import SPECIAL_TOKENS, Vocabulary
 from bert_ds.errors import ConfigError
 
@@ -82,7 +82,7 @@ def test_memory_of_words_is_bounded(vocab_file: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("bert_ds.data.tokenizer._REMEMBERED_WORDS", 10)
     tokenizer = WordPieceTokenizer(Vocabulary.from_file(str(vocab_file)))
     words = [f"un{number}" for number in range(35)]
-    fresh = _word_piece(tokenizer.vocabulary, "BertWordPieceLowerCase", 100)
+    fresh = word_piece(tokenizer.vocabulary, "BertWordPieceLowerCase", 100)
     for _ in range(2):
         for word in words:
             assert tokenizer.encode(word).tolist() == fresh.encode(word).ids
