@@ -35,6 +35,7 @@ class UserError(Exception):
     """Base of all errors that the user can repair; the message lists every problem found."""
 
     headline = "cannot continue"
+    exit_code = EXIT_BAD_INPUT
     is_of_one_rank = False
     """Whether this rank met the error alone, or first; others that would say the same are silent."""
 
@@ -80,7 +81,7 @@ def run_command(command: Callable[[], int]) -> int:
         return command()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return EXIT_BAD_INPUT
+        return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
         return EXIT_INTERRUPTED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,15 +24,21 @@ _VARIABLES = (
     ("deepspeed", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE"),
     ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE",
      "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("srun", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"),
+    # The step's own variables: those of the allocation are there without srun, too.
+    ("srun", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
+    ("environment", "RANK", "LOCAL_RANK", "WORLD_SIZE", "WORLD_SIZE"),
 )
 
 
 def process_place(environment: Mapping[str, str]) -> ProcessPlace:
     """Reads the variables of torchrun, deepspeed, mpirun or srun; without any, a single process."""
-    for launcher, rank, local_rank, world_size, local_size in _VARIABLES:
-        if rank in environment and world_size in environment and local_rank in environment:
-            total = int(environment[world_size])
-            return ProcessPlace(int(environment[rank]), int(environment[local_rank]), total,
-                                int(environment.get(local_size) or total), launcher)
+    for launcher, *names in _VARIABLES:
+        if all(name in environment for name in names):
+            rank, local_rank, world_size, local_world_size = (_first_number(environment[name]) for name in names)
+            return ProcessPlace(rank, local_rank, world_size, local_world_size, launcher)
     return ProcessPlace(0, 0, 1, 1, "none")
+
+
+def _first_number(text: str) -> int:
+    """8 of `8`, and of srun's `8(x2),4`."""
+    return int(re.split(r"[(,]", text)[0])

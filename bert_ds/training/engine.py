@@ -31,8 +31,8 @@ def build_pipeline(run: RunConfig, ctx: ParallelContext, sums: LossSums) -> Bert
         DTYPES[run.engine.precision], run.data.row_kind, run.data.sequences_per_row,
         deterministic=run.schedule.deterministic_mode)
     with quiet():
-        return BertPipeline(run.model, ctx, compute, loss, bounds=stage_bounds(run.model, run.parallel), seed=run.schedule.seed,
-                            recompute_every=run.engine.activation_checkpoint_interval)
+        return BertPipeline(run.model, ctx, compute, loss, bounds=stage_bounds(run.model, run.parallel),
+                            seed=run.schedule.seed, recompute_every=run.engine.activation_checkpoint_interval)
 
 
 def parameter_groups(pipeline: BertPipeline, weight_decay: float) -> list[dict[str, Any]]:

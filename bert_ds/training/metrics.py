@@ -24,6 +24,8 @@ from bert_ds.model.loss import METRICS
 from bert_ds.parallel.context import ParallelContext
 
 log = logging.getLogger(__name__)
+SUMS = (*METRICS, "real_tokens", "nan_steps")
+"""What is added up between two log lines: the loss's sums, tokens that are not padding, steps with a NaN loss."""
 _DAY_S = 86400
 
 
@@ -51,7 +53,7 @@ def reduce_sums(sums: Tensor, ctx: ParallelContext) -> dict[str, float]:
         dist.all_reduce(sums, group=ctx.dp_group)
     if ctx.pp_group is not None:
         dist.broadcast(sums, src=ctx.last_stage_rank, group=ctx.pp_group)
-    return dict(zip((*METRICS, "real_tokens"), sums.tolist(), strict=True))
+    return dict(zip(SUMS, sums.tolist(), strict=True))
 
 
 @dataclass
@@ -61,22 +63,22 @@ class Interval:
     device: torch.device
     steps: int = 0
     skipped: int = 0
-    nan: int = 0
     sums: Tensor = field(init=False)
     started_s: float = field(default_factory=time.monotonic)
     data_wait_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.sums = torch.zeros(len(METRICS) + 1, dtype=torch.float64, device=self.device)
+        self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=self.device)
 
     def add(self, sums: Tensor, real_tokens: int, *, skipped: bool, data_wait_s: float) -> None:
         """Counts one step; the losses of a skipped one do not enter the means."""
         self.steps += 1
         self.skipped += skipped
         self.data_wait_s += data_wait_s
-        self.sums[-1] += real_tokens
+        self.sums[-2] += real_tokens
         if not skipped:
-            self.sums[:-1] += sums
+            self.sums[-1] += sums.isnan().any()
+            self.sums[:-2] += sums
 
 
 class Reporter:
@@ -107,7 +109,7 @@ class Reporter:
         record = {
             "iteration": step, "consumed_samples": consumed_samples, **losses.__dict__,
             "learning_rate": learning_rate, "grad_norm": grad_norm, "loss_scale": loss_scale,
-            "skipped": interval.skipped, "step_time_s": step_time,
+            "skipped": interval.skipped, "nan": int(sums["nan_steps"]), "step_time_s": step_time,
             "tokens_per_s": batch * self._run.model.seq_length / step_time,
             "real_tokens_per_s": sums["real_tokens"] / seconds,
             "data_wait_share": interval.data_wait_s / seconds, "mfu": mfu,
@@ -181,7 +183,7 @@ def _console_line(record: Mapping[str, Any], run: RunConfig, interval: Interval,
         parts.append(f"loss scale: {record['loss_scale']:.1f}")
     if record["grad_norm"] is not None:
         parts.append(f"grad norm: {record['grad_norm']:.3f}")
-    parts += [f"number of skipped iterations: {interval.skipped:3d}", f"number of nan iterations: {interval.nan:3d}",
+    parts += [f"number of skipped iterations: {interval.skipped:3d}", f"number of nan iterations: {record['nan']:3d}",
               f"tokens/s: {record['tokens_per_s']:.0f}"]
     if record["mfu"] is not None:
         parts.append(f"MFU: {record['mfu']:.1%}")

@@ -37,14 +37,14 @@ class BertPipelineEngine(PipelineEngine):
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._tied = [
+        self.tied_weights = [
             TiedWeight(getattr(comm["module"], attribute), min(comm["ranks"]), comm["group"],
                        self.global_rank != min(comm["ranks"]))
             for comm in self.module.tied_comms.values() for attribute in comm["weight_attr"]]
         self._partial = [parameter for parameter in self.module.parameters() if has_partial_gradient(parameter)]
         self._sums_of_copies: dict[nn.Parameter, torch.Tensor] = {}
         if self.using_bf16_optimizer:
-            for tied in self._tied:
+            for tied in self.tied_weights:
                 if tied.is_copy:
                     self._accumulate_in_fp32(tied.weight)
 
@@ -63,7 +63,7 @@ class BertPipelineEngine(PipelineEngine):
         """Adds the gradients of the copies to the owner's, and the shares of replicated parameters to the whole."""
         for parameter in self._partial:
             dist.all_reduce(self._gradient(parameter), group=self.grid.get_slice_parallel_group())
-        for tied in self._tied:
+        for tied in self.tied_weights:
             gradient = self._sums_of_copies.get(tied.weight)
             dist.all_reduce(self._gradient(tied.weight) if gradient is None else gradient, group=tied.group)
 
@@ -74,7 +74,7 @@ class BertPipelineEngine(PipelineEngine):
     def _exec_optimizer_step(self, lr_kwargs: Any = None) -> None:
         """Steps, then hands the owner's new weights to the copies, whose gradients start at zero again."""
         super()._exec_optimizer_step(lr_kwargs)
-        for tied in self._tied:
+        for tied in self.tied_weights:
             if tied.is_copy:
                 tied.weight.grad = None
             if tied.weight in self._sums_of_copies:

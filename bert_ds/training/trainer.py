@@ -16,6 +16,7 @@ from bert_ds.model.loss import LossSums
 from bert_ds.parallel.context import ParallelContext
 from bert_ds.training.batches import StepSource
 from bert_ds.training.checkpoint import save_checkpoint
+from bert_ds.training.consistency import check_copies
 from bert_ds.training.coordination import Coordinator
 from bert_ds.training.engine import loss_scale, set_learning_rate
 from bert_ds.training.evaluate import evaluate
@@ -25,6 +26,8 @@ from bert_ds.training.state import TrainingState
 from bert_ds.training.stop import StopRequest
 
 log = logging.getLogger(__name__)
+CHECK_INTERVAL = 100
+"""Iterations between two comparisons of what ranks hold alike; one takes about a pass over the weights."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ def train(job: Job, state: TrainingState) -> int:
             engine.train_batch(inputs.micro_batches)
             skipped = engine.skipped_steps > skips_before
             state = state.after_step(run.engine.global_batch_size, skipped=skipped)
+            if _every(state.step, CHECK_INTERVAL):
+                check_copies(engine, ctx)
             interval.add(job.sums.take(), inputs.real_tokens, skipped=skipped, data_wait_s=inputs.wait_s)
             job.reporter.advance(1)
             stopped = stop.agreed(ctx.device, ctx.world_size)

@@ -198,8 +198,8 @@ class EngineRun:
         skips = self.engine.skipped_steps
         loss = self.engine.train_batch(batch.micro_batches(self.case.micro_batch, self.ctx.dp_rank, self.ctx.dp_size))
         self.state = self.state.after_step(GLOBAL_BATCH, skipped=self.engine.skipped_steps > skips)
-        sums = reduce_sums(torch.cat([self.sums.take(), torch.zeros(1, dtype=torch.float64)]), self.ctx)
-        return float(loss), float(self.engine.get_global_grad_norm() or 0.0), list(sums.values())[:-1]
+        sums = reduce_sums(torch.cat([self.sums.take(), torch.zeros(2, dtype=torch.float64)]), self.ctx)
+        return float(loss), float(self.engine.get_global_grad_norm() or 0.0), list(sums.values())[:-2]
 
     def steps(self, count: int) -> Outcome:
         """Several optimizer steps."""

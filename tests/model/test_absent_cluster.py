@@ -1,0 +1,70 @@
+"""Any rank of any layout on the meta device, in one process: shapes, names and counts of clusters that are not here."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+import pytest
+import torch
+
+from bert_ds.checkpoint.parameters import parameter_shapes
+from bert_ds.cli.resolve import resolve_run
+from bert_ds.config.memory import stage_parameters
+from bert_ds.config.model import ModelConfig
+from bert_ds.config.parallel import ParallelConfig
+from bert_ds.config.stages import stage_bounds
+from bert_ds.model.bert import ComputeSettings, bert_layers
+from bert_ds.parallel.context import ParallelContext
+from bert_ds.parallel.sharding import sharding_of
+
+LARGE = ModelConfig(num_layers=24, hidden_size=1024, num_attention_heads=16)
+FOUR_B = ModelConfig(num_layers=48, hidden_size=2560, num_attention_heads=32)
+TWENTY_B = ModelConfig(num_layers=48, hidden_size=6144, num_attention_heads=96)
+
+
+def stage_of(model: ModelConfig, parallel: ParallelConfig, pp_rank: int, tp_rank: int) -> dict[str, torch.nn.Parameter]:
+    """The parameters of one rank by logical name, copies included."""
+    ctx = ParallelContext(tp_size=parallel.tensor_model_parallel_size, pp_size=parallel.pipeline_model_parallel_size,
+                          tp_rank=tp_rank, pp_rank=pp_rank)
+    layers = bert_layers(model, ctx, ComputeSettings())
+    first, stop = stage_bounds(model, parallel)[pp_rank]
+    start = 0 if ctx.is_first_stage else 2 + first
+    end = len(layers) if ctx.is_last_stage else 2 + stop
+    found = {}
+    with torch.device("meta"):
+        for layer in layers[start:end]:
+            for name, parameter in layer.build().named_parameters():
+                found[layer.logical_name(name)] = parameter
+    return found
+
+
+@pytest.mark.parametrize(("model", "tp", "pp"), [
+    pytest.param(LARGE, 8, 16, id="340m on 128 ranks"), pytest.param(FOUR_B, 1, 1, id="4b"),
+    pytest.param(FOUR_B, 2, 4, id="4b tp2 pp4"), pytest.param(TWENTY_B, 4, 4, id="20b on 16 ranks"),
+    pytest.param(TWENTY_B, 8, 16, id="20b on 1,024 ranks, data parallel 8")])
+def test_all_ranks_together_are_the_model(model: ModelConfig, tp: int, pp: int) -> None:
+    parallel = ParallelConfig(tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp)
+    shapes = parameter_shapes(model)
+    held: dict[str, int] = defaultdict(int)
+    for pp_rank in range(pp):
+        for tp_rank in range(tp):
+            for name, parameter in stage_of(model, parallel, pp_rank, tp_rank).items():
+                sharding = sharding_of(parameter)
+                assert sharding.full_shape == shapes[name].shape, name
+                assert (sharding.dim, tuple(parameter.shape)) == (shapes[name].cut_dim, sharding.local_shape), name
+                is_copy = name == "embedding.word_embeddings.weight" and pp_rank > 0
+                if not is_copy and (sharding.dim is not None or tp_rank == 0):
+                    held[name] += parameter.numel()
+    assert held == {name: math.prod(record.shape) for name, record in shapes.items()}
+    assert sum(held.values()) == model.num_parameters
+
+
+@pytest.mark.parametrize(("arguments", "ranks"), [
+    (["--recipe", "340m", "--tensor-model-parallel-size", "8", "--pipeline-model-parallel-size", "16"], 128),
+    (["--recipe", "20b"], 16), (["--recipe", "4b"], 8)])
+def test_the_predicted_parameters_of_every_stage_are_there(arguments: list[str], ranks: int) -> None:
+    run = resolve_run([*arguments, "--dry-run", "--world-size", str(ranks)], world_size=1).config
+    for stage in range(run.parallel.pipeline_model_parallel_size):
+        held = stage_of(run.model, run.parallel, stage, 0)
+        assert sum(parameter.numel() for parameter in held.values()) == stage_parameters(run, stage)

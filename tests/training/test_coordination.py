@@ -1,0 +1,111 @@
+"""Ranks agree over a store; whoever waits is told what for, and hears of others' failures."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from bert_ds.cli.launcher import ProcessPlace, process_place
+from bert_ds.errors import ConfigError, DataError
+from bert_ds.training.coordination import Coordinator, PeerError, TimeLimitError
+from bert_ds.training.launch import choose_device
+
+
+def on_ranks(body: Callable[[Coordinator], Any], *, ranks: int = 3, limit_s: float = 20.0) -> list[Any]:
+    """Runs `body` once a rank, each in a thread; what it returns or raises, in rank order."""
+    store, found = dist.HashStore(), [None] * ranks
+
+    def enter(rank: int) -> None:
+        try:
+            found[rank] = body(Coordinator(rank, ranks, limit_s, store))
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            found[rank] = error
+
+    threads = [threading.Thread(target=enter, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return found
+
+
+def test_values_are_gathered_in_rank_order() -> None:
+    assert on_ranks(lambda ranks: ranks.gather("values", {"rank": ranks.rank})) == [[{"rank": r} for r in range(3)]] * 3
+
+
+def test_leaders_go_first() -> None:
+    order: list[int] = []
+
+    def body(ranks: Coordinator) -> None:
+        ranks.leaders_first("index", lambda: order.append(ranks.rank), leader=ranks.rank == 1)
+
+    on_ranks(body)
+    assert order[0] == 1
+    assert sorted(order) == [0, 1, 2]
+
+
+def test_a_failure_reaches_all_that_wait() -> None:
+    def body(ranks: Coordinator) -> None:
+        def work() -> None:
+            raise DataError.of("--data-path", "x", "is torn", "copy it again")
+
+        ranks.leaders_first("index", work, leader=ranks.rank == 0)
+
+    failed, *waiting = on_ranks(body)
+    assert isinstance(failed, DataError)
+    assert failed.is_of_one_rank
+    for error in waiting:
+        assert isinstance(error, PeerError)
+        assert "rank 0" in str(error)
+        assert "is torn" in str(error)
+
+
+def test_the_same_failure_on_all_ranks_is_told_once() -> None:
+    def body(ranks: Coordinator) -> None:
+        def work() -> None:
+            raise DataError.of("--load", "x", "belongs to another model", "load another")
+
+        ranks.guarded(work)
+
+    kinds = sorted(type(error).__name__ for error in on_ranks(body))
+    assert kinds == ["DataError", "PeerError", "PeerError"]
+
+
+def test_a_missing_rank_is_named_when_the_limit_is_over() -> None:
+    def body(ranks: Coordinator) -> None:
+        if ranks.rank != 2:
+            ranks.barrier("the checkpoint")
+
+    first, second, absent = on_ranks(body, limit_s=0.3)
+    assert absent is None
+    for error in (first, second):
+        assert isinstance(error, TimeLimitError)
+        assert "the checkpoint=ranks [2]" in str(error)
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    with pytest.raises(ConfigError, match=r"--num_gpus=8: this machine has 4 visible GPU\(s\)"):
+        choose_device(ProcessPlace(5, 5, 8, 8, "deepspeed"))
+
+
+@pytest.mark.parametrize(("environment", "place"), [
+    ({}, ProcessPlace(0, 0, 1, 1, "none")),
+    ({"RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"},
+     ProcessPlace(9, 1, 16, 8, "torchrun")),
+    ({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_SIZE": "2"}, ProcessPlace(1, 1, 2, 2, "deepspeed")),
+    ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4",
+      "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, ProcessPlace(3, 1, 4, 2, "mpirun")),
+    ({"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8",
+      "SLURM_STEP_TASKS_PER_NODE": "4(x2)"},
+     ProcessPlace(5, 1, 8, 4, "srun")),
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, ProcessPlace(0, 0, 1, 1, "none")),
+    ({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}, ProcessPlace(1, 1, 2, 2, "environment"))])
+def test_launchers_are_understood(environment: dict[str, str], place: ProcessPlace) -> None:
+    assert process_place(environment) == place
