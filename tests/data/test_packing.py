@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_ds.config.data import DataConfig
@@ -43,6 +43,7 @@ def reference_rows(lengths: list[int], seq_length: int, max_sequences: int, wind
         rows.append(row)
 
 
+@settings(deadline=None)  # the first call compiles
 @given(lengths=st.lists(st.integers(1, 40), max_size=120), max_sequences=st.integers(1, 9), window=st.integers(1, 30),
        further=st.lists(st.integers(1, 40), max_size=40))
 def test_rows_follow_the_rule_and_more_samples_change_none(
