@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,23 +38,27 @@ SMALL = ["--num-layers", "4", "--hidden-size", "32", "--num-attention-heads", "4
          "--lr-warmup-iters", "2", "--eval-iters", "2", "--log-interval", "1", "--num-workers", "1"]
 
 
-def environment() -> dict[str, str]:
-    """A user's environment without the package on any path."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "RANK", "WORLD_SIZE")}
-    return {**kept, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1",
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+def environment(*, gpu: bool = False) -> dict[str, str]:
+    """A user's environment that knows nothing of this checkout."""
+    kept = {name: value for name, value in os.environ.items()
+            if name not in ("RANK", "WORLD_SIZE", "DS_ACCELERATOR", "PYTEST_CURRENT_TEST")}
+    here = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return {**kept, **here} if gpu else {**kept, **here, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
 
 
 def command(ranks: int, arguments: list[str], port: int) -> list[str]:
-    """The `deepspeed` launcher on `ranks` CPU ranks of the tiny configuration."""
-    return [str(Path(sys.executable).parent / "deepspeed"), "--num_gpus", str(ranks), "--master_port", str(port),
-            str(ROOT / "bert_ds" / "pretrain.py"), "--deepspeed_config", "ds_configs/tiny.json", *SMALL, *arguments]
+    """The `deepspeed` launcher on `ranks` ranks of the tiny configuration."""
+    launcher = str(shutil.which("deepspeed", path=environment()["PATH"]))
+    return [launcher, "--num_gpus", str(ranks), "--master_port", str(port), str(ROOT / "bert_ds" / "pretrain.py"),
+            "--deepspeed_config", "ds_configs/tiny.json", *SMALL, *arguments]
 
 
-def launch(ranks: int, arguments: list[str], cwd: Path, *, port: int = 29571) -> subprocess.CompletedProcess[str]:
-    """Runs training to its end from the folder `cwd`."""
-    return subprocess.run(command(ranks, arguments, port), cwd=cwd, env=environment(), capture_output=True, text=True,
-                          timeout=280, check=False)
+def launch(
+    ranks: int, arguments: list[str], cwd: Path, *, port: int = 29571, gpu: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Runs training to its end from the folder `cwd`, on CPU ranks unless `gpu`."""
+    return subprocess.run(command(ranks, arguments, port), cwd=cwd, env=environment(gpu=gpu), capture_output=True,
+                          text=True, timeout=280, check=False)
 
 
 def outputs(folder: Path) -> list[str]:
@@ -67,3 +72,12 @@ def records(folder: Path) -> list[dict[str, object]]:
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     steps = [record for record in map(json.loads, lines) if "split" not in record]
     return list({record["iteration"]: record for record in steps}.values())
+
+
+def tensor_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of the tensors of the newest checkpoint that a run wrote into `folder`."""
+    from bert_ds.checkpoint.reader import Checkpoint, find_latest  # noqa: PLC0415
+
+    found = find_latest(folder / "checkpoints", verify_hashes=True)
+    assert found is not None
+    return {file.name: file.sha256 for file in Checkpoint.open(found).manifest.files}

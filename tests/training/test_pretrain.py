@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launched import ROOT, SMALL, command, environment, launch, make_data, outputs, records
+from launched import ROOT, SMALL, command, environment, launch, make_data, outputs, records, tensor_hashes
 
 from bert_ds.checkpoint.reader import Checkpoint, find_latest
 from bert_ds.compat import check_deepspeed_version
@@ -67,14 +67,7 @@ def test_killed_between_saves_the_run_gives_the_same_curve(data: list[str], tmp_
     assert again.returncode == 0, again.stdout + again.stderr
     assert "resumed from" in again.stdout
     assert losses(tmp_path / "killed") == losses(tmp_path / "straight")
-    assert hashes(tmp_path / "killed") == hashes(tmp_path / "straight")
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of the tensors of the newest checkpoint."""
-    found = find_latest(folder / "checkpoints", verify_hashes=True)
-    assert found is not None
-    return {file.name: file.sha256 for file in Checkpoint.open(found).manifest.files}
+    assert tensor_hashes(tmp_path / "killed") == tensor_hashes(tmp_path / "straight")
 
 
 def test_a_signal_saves_and_ends_the_run(data: list[str], tmp_path: Path) -> None:
@@ -106,12 +99,12 @@ def pretrain(arguments: list[str], cwd: Path) -> tuple[int, str, float]:
 def test_a_checkpoint_of_another_model_is_refused(data: list[str], tmp_path: Path) -> None:
     code, text, _ = pretrain([*data, *outputs(tmp_path), "--train-iters", "4"], tmp_path)
     assert code == 0, text
-    before = hashes(tmp_path)
+    before = tensor_hashes(tmp_path)
     code, text, _ = pretrain([*data, *outputs(tmp_path), "--train-iters", "4", "--num-layers", "2"], tmp_path)
     assert code == 2
     assert "Traceback" not in text
     assert "model.num_layers=2: the checkpoint's model has 4" in text
-    assert hashes(tmp_path) == before
+    assert tensor_hashes(tmp_path) == before
 
 
 @pytest.mark.parametrize(("arguments", "messages"), [
