@@ -19,7 +19,7 @@ def test_the_benchmark_measures_and_writes_its_results(tmp_path: Path, capsys: p
     report = json.loads(output.with_suffix(".json").read_text())
     assert report["cores"] >= 1 and report["versions"]["numpy"] and "--rounds 2" in report["command"]
     by_name = {measured["name"]: measured for measured in report["measurements"]}
-    assert len(by_name) == 8
+    assert len(by_name) == 9
     assert all(len(measured["ours"]) == 2 and min(measured["ours"]) >= 0 for measured in by_name.values())
     assert len(by_name["tokenising sentences, warm"]["peer"]) == 2
     table = output.with_suffix(".md").read_text()

@@ -27,16 +27,17 @@ from tokenizers import Tokenizer
 from bert_ds.config.data import DataConfig
 from bert_ds.data.bert_dataset import BertDataset, build_datasets
 from bert_ds.data.document_encoder import EncoderSettings
-from bert_ds.data.indexed_dataset import IndexedDatasetWriter
+from bert_ds.data.indexed_dataset import IndexedDatasetWriter, dtype_for_vocab
 from bert_ds.data.loader import WindowLoader
 from bert_ds.data.preprocess import PreprocessSettings, preprocess
 from bert_ds.data.sample_mapping import MappingSettings, build_mapping
 from bert_ds.data.sentences import sentence_splitter
 from bert_ds.data.text_sources import BadRecords, TextSources
 from bert_ds.data.tokenizer import WordPieceTokenizer, word_piece
-from bert_ds.data.vocabulary import Vocabulary
+from bert_ds.data.vocabulary import SPECIAL_TOKENS, Vocabulary
 
 _SEED = 1234
+_SYNTHETIC = "synthetic"
 _ROWS_AT_ONCE = 64
 _SENTENCES_A_DOCUMENT = 20
 _MEAN_TOKENS = 25
@@ -88,8 +89,8 @@ def measure_all(settings: BenchSettings) -> Iterator[Measurement]:
     vocabulary = Vocabulary.from_file(settings.vocab_file)
     prefix = _preprocessed(settings, workers=1)
     megatron = _megatron()
-    for seq_length in (128, 512):
-        yield _samples(settings, prefix, vocabulary, megatron, seq_length)
+    for corpus, seq_length in ((prefix, 128), (prefix, 512), (_synthetic_corpus(settings, vocabulary), 512)):
+        yield _samples(settings, corpus, vocabulary, megatron, seq_length)
     yield _mapping(settings, megatron)
     yield _index_writing(settings, megatron)
     yield from _tokenising(settings, vocabulary)
@@ -148,8 +149,9 @@ def _samples(settings: BenchSettings, prefix: str, vocabulary: Vocabulary, megat
 
     rates, peers = _side_by_side(settings, ours, peer)
     tokens = np.count_nonzero(dataset.build_batch(np.arange(min(len(dataset), 1000))).segment_ids, axis=1).mean()
-    return Measurement(name=f"samples built, sequence length {seq_length}", unit="samples / CPU-second", ours=rates,
-                       peer_name="megatron-core", peer=peers, note=f"the same corpus; rows hold {tokens:.0f} tokens on "
+    kind = "synthetic documents" if Path(prefix).name == _SYNTHETIC else "the text"
+    return Measurement(name=f"samples built, sequence length {seq_length}, {kind}", unit="samples / CPU-second",
+                       ours=rates, peer_name="megatron-core", peer=peers, note=f"rows hold {tokens:.0f} tokens on "
                        f"average; batches of {_ROWS_AT_ONCE}, megatron-core sample by sample")
 
 
@@ -157,6 +159,16 @@ def _corpus_like_wikipedia(sentences: int) -> tuple[NDArray[np.int64], NDArray[n
     """Document boundaries and sentence lengths."""
     lengths = np.random.default_rng(_SEED).integers(1, 2 * _MEAN_TOKENS, sentences, np.int32)
     return np.arange(0, sentences + 1, _SENTENCES_A_DOCUMENT, dtype=np.int64), lengths
+
+
+def _synthetic_corpus(settings: BenchSettings, vocabulary: Vocabulary) -> str:
+    """Prefix of a dataset of random tokens in documents about as long as Wikipedia's."""
+    boundaries, lengths = _corpus_like_wikipedia(50_000)
+    prefix = str(settings.folder / _SYNTHETIC)
+    with IndexedDatasetWriter(prefix, dtype_for_vocab(len(vocabulary))) as writer:
+        tokens = np.random.default_rng(_SEED).integers(len(SPECIAL_TOKENS), len(vocabulary), lengths.sum())
+        writer.add_documents(tokens, lengths, np.diff(boundaries))
+    return prefix
 
 
 def _mapping(settings: BenchSettings, megatron: SimpleNamespace | None) -> Measurement:
