@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from bert_ds.checkpoint.format import Manifest
 from bert_ds.config.model import ModelConfig
@@ -13,6 +14,26 @@ _ACTIVATIONS = {"gelu": "GELU (exact, erf)", "gelu_tanh": "GELU (tanh approximat
 _NORM_PLACEMENTS = {
     "pre": "pre-LN, as in Megatron-LM (LayerNorm before each block, one more after the last layer)",
     "post": "post-LN, as in the original BERT (LayerNorm after each residual)",
+}
+
+
+class _SentenceTask(NamedTuple):
+    """What the sentence head was trained for."""
+
+    name: str
+    tag: str
+    labels: str
+
+
+_SENTENCE_TASKS = {
+    "order": _SentenceTask(
+        "sentence order", "sentence-order-prediction",
+        "Label 0 of the sentence head means that the two segments are in their original order, label 1 that they were "
+        "swapped. It was not trained to recognise a random second segment."),
+    "random_next": _SentenceTask(
+        "next sentence", "next-sentence-prediction",
+        "Label 0 of the sentence head means that the second segment follows the first, label 1 that it is from another "
+        "document. It was not trained to recognise swapped segments."),
 }
 
 
@@ -29,22 +50,20 @@ def model_card(
         license_name: what the owner chose; None leaves the field out.
         verification: result of the comparison with the checkpoint, a sentence.
     """
+    task = _SENTENCE_TASKS[(manifest.config.get("data") or {}).get("sentence_task", "order")]
     sections = [
-        _front_matter(config, license_name),
+        _front_matter(config, task, license_name),
         f"# {name}\n\nA BERT with {config.num_parameters / 1e6:.1f} million parameters, pretrained with `bert_ds` "
         f"{manifest.versions.get('bert_ds', '')} and loaded as `{architecture(config)}`.",
         "## Use\n\n" + _usage(name),
-        "## Model\n\n" + _table(_model_rows(config, manifest, dtype)),
+        "## Model\n\n" + _table(_model_rows(config, manifest, task, dtype)),
         "## Training\n\n" + _table(_training_rows(manifest)),
     ]
     if manifest.metrics:
         rows = ((metric, f"{value:.4g}") for metric, value in manifest.metrics.items())
         sections.append("## Last evaluation\n\n" + _table(rows))
     if config.binary_head:
-        sections.append(
-            "## Sentence order\n\nLabel 0 of the sentence head means that the two segments are in their original "
-            "order, label 1 that they were swapped. It was not trained to recognise a random second segment."
-        )
+        sections.append(f"## {task.name.capitalize()}\n\n{task.labels}")
     sections.append(f"## Verification of this export\n\n{verification}")
     return "\n\n".join(sections) + "\n"
 
@@ -69,22 +88,24 @@ def _usage(path: str) -> str:
     return "\n".join(("```python", *lines, "```"))
 
 
-def _front_matter(config: ModelConfig, license_name: str | None) -> str:
+def _front_matter(config: ModelConfig, task: _SentenceTask, license_name: str | None) -> str:
     model_type = hf_config(config, pad_token_id=0, dtype="", untie=False)["model_type"]
-    tags = [model_type, "masked-lm", *(["sentence-order-prediction"] if config.binary_head else [])]
+    tags = [model_type, "masked-lm", *([task.tag] if config.binary_head else [])]
     lines = ["---", "library_name: transformers", "pipeline_tag: fill-mask"]
     lines += [f"license: {license_name}"] if license_name else []
     return "\n".join([*lines, "tags:", *(f"- {tag}" for tag in tags), "---"])
 
 
-def _model_rows(config: ModelConfig, manifest: Manifest, dtype: str) -> Iterator[tuple[str, object]]:
+def _model_rows(
+    config: ModelConfig, manifest: Manifest, task: _SentenceTask, dtype: str
+) -> Iterator[tuple[str, object]]:
     lower_case = manifest.vocabulary.tokenizer_type == "BertWordPieceLowerCase"
     yield "layers x hidden size x heads", f"{config.num_layers} x {config.hidden_size} x {config.num_attention_heads}"
     yield "feed-forward width", config.ffn_size
     yield "positions", config.max_position_embeddings
     yield "LayerNorm", f"{_NORM_PLACEMENTS[config.norm_placement]}; epsilon {config.layernorm_epsilon:g}"
     yield "activation", f"{_ACTIVATIONS[config.activation]}, in the feed-forward layers and the head"
-    yield "heads", "masked LM and sentence order" if config.binary_head else "masked LM only; no token types"
+    yield "heads", f"masked LM and {task.name}" if config.binary_head else "masked LM only; no token types"
     yield "tokenizer", f"WordPiece, {'lower-cased, accents stripped' if lower_case else 'cased'}"
     yield "vocabulary", f"{manifest.vocabulary.size} entries, SHA-256 {manifest.vocabulary.sha256}"
     yield "weights", dtype

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from bert_ds.config.model import ModelConfig
 from bert_ds.convert import huggingface, verify
 from bert_ds.convert.__main__ import main
 from bert_ds.convert.huggingface import ExportOptions, export_to_huggingface
+from bert_ds.convert.model_card import model_card
 from bert_ds.convert.verify import RandomRows, largest_difference
 from bert_ds.data.tokenizer import WordPieceTokenizer
 from bert_ds.data.vocabulary import Vocabulary
@@ -196,6 +198,18 @@ def test_the_model_card_tells_the_runs_facts_only(checkpoint: Path, tmp_path: Pa
     plain = (tmp_path / "plain" / "README.md").read_text()
     assert "license" not in plain
     assert "Not verified against `transformers`: verification was switched off." in plain
+
+
+@pytest.mark.parametrize(("task", "tag", "meaning"), [
+    ("order", "sentence-order-prediction", "label 1 that they were swapped"),
+    ("random_next", "next-sentence-prediction", "label 1 that it is from another document"),
+])
+def test_the_model_card_tells_what_sentence_labels_mean(checkpoint: Path, task: str, tag: str, meaning: str) -> None:
+    manifest = Checkpoint.open(checkpoint).manifest
+    manifest = replace(manifest, config={**manifest.config, "data": {**manifest.config["data"], "sentence_task": task}})
+    card = model_card(manifest, model_config(), name="m", dtype="float32", license_name=None, verification="none")
+    assert f"- {tag}\n" in card
+    assert meaning in card
 
 
 def test_the_snippet_of_the_card_runs(checkpoint: Path, tmp_path: Path) -> None:
