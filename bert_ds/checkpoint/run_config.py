@@ -41,8 +41,11 @@ def model_problems(saved: Mapping[str, Any], wanted: ModelConfig) -> Iterator[Pr
     for name in _DEFINING:
         was, is_wanted = getattr(former, name), getattr(wanted, name)
         if was != is_wanted:
+            repair = f"set it to {was}"
+            if name == "vocab_size":
+                repair = "use the vocabulary of the checkpoint's run, with --vocab-extra-bos-eos if it had that"
             yield Problem(f"model.{name}", is_wanted, f"the checkpoint's model has {was}",
-                          f"set it to {was}, or load another checkpoint")
+                          f"{repair}, or load another checkpoint")
 
 
 def vocabulary_problems(

@@ -51,6 +51,12 @@ def test_another_model_is_told_apart(changes: dict[str, object], named: list[str
     assert all(problem.startswith(start) for problem, start in zip(found, named, strict=True))
 
 
+def test_a_vocabulary_of_another_size_cannot_be_set() -> None:
+    saved = run_config_as_dict(run_config(model_config(vocab_size=34)))["model"]
+    [problem] = model_problems(saved, model_config())
+    assert "with --vocab-extra-bos-eos if it had that" in str(problem)
+
+
 def test_a_model_of_a_later_version_is_refused() -> None:
     saved = {**run_config_as_dict(run_config(model_config()))["model"], "rotary_base": 10000}
     with pytest.raises(CheckpointError, match="model=rotary_base: are settings that this version does not know"):
