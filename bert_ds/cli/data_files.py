@@ -14,10 +14,20 @@ SUFFIXES = (".idx", ".bin")
 
 def data_prefixes(data: DataConfig) -> tuple[str, ...]:
     """Prefixes that any split reads, without the weights of a blend."""
-    words = data.data_path
+    return tuple(_settings_of_prefixes(data))
+
+
+def _settings_of_prefixes(data: DataConfig) -> dict[str, str]:
+    """The setting that first names each prefix."""
+    names = ["data_path"]
     if data.has_data_of_splits:
-        words = (*data.train_data_path, *data.valid_data_path, *data.test_data_path)
-    return tuple(dict.fromkeys(word for word in words if not _is_number(word)))
+        names = ["train_data_path", "valid_data_path", "test_data_path"]
+    found: dict[str, str] = {}
+    for name in names:
+        for word in getattr(data, name):
+            if not _is_number(word):
+                found.setdefault(word, f"data.{name}")
+    return found
 
 
 def commands_that_make(data: DataConfig) -> tuple[str, str]:
@@ -39,10 +49,9 @@ def missing_data(data: DataConfig) -> Iterator[Problem]:
     repair = "make them with\n      " + "\n      ".join(commands_that_make(data))
     if not _holds_something(data.vocab_file):
         yield Problem("data.vocab_file", data.vocab_file, "is missing or empty", repair)
-    for prefix in data_prefixes(data):
+    for prefix, setting in _settings_of_prefixes(data).items():
         missing = [prefix + suffix for suffix in SUFFIXES if not _holds_something(prefix + suffix)]
         if missing:
-            setting = "data.train_data_path" if data.has_data_of_splits else "data.data_path"
             yield Problem(setting, prefix, f"{' and '.join(missing)} missing or empty",
                           _other_prefix(prefix) or repair)
 

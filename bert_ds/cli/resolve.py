@@ -14,7 +14,7 @@ from bert_ds.cli.flags import FLAGS, Flag
 from bert_ds.cli.nearest import suggestion
 from bert_ds.cli.parse_flags import CommandLine, CommandOptions, parse_flags
 from bert_ds.cli.recipe_yaml import read_recipe
-from bert_ds.cli.settings import DEFAULT, Given, Settings
+from bert_ds.cli.settings import DEFAULT, Given, Settings, show
 from bert_ds.cli.shipped_files import (
     DS_CONFIGS,
     config_beside,
@@ -111,7 +111,7 @@ def _displace(flag: Flag, settings: Settings) -> None:
     if flag.displaces is not None and not settings.is_from_flag(flag.displaces):
         displaced = settings.values.pop(flag.displaces, None)
         if displaced is not None:
-            settings.remarks.append(f"{flag.name} replaces {displaced.written}={displaced.value} "
+            settings.remarks.append(f"{flag.name} replaces {displaced.written}={show(displaced.value)} "
                                     f"of {displaced.origin}")
 
 

@@ -77,11 +77,13 @@ def test_masking_options_and_what_has_no_effect() -> None:
 
 
 def test_data_of_splits_are_looked_for(tmp_path: Path) -> None:
-    data = run_of("--train-data-path", "1", f"{tmp_path}/a", "2", f"{tmp_path}/b", "--valid-data-path", f"{tmp_path}/a")
-    assert data_prefixes(data) == (f"{tmp_path}/a", f"{tmp_path}/b")
+    data = run_of("--train-data-path", "1", f"{tmp_path}/a", "2", f"{tmp_path}/b", "--valid-data-path", f"{tmp_path}/a",
+                  f"{tmp_path}/c")
+    assert data_prefixes(data) == (f"{tmp_path}/a", f"{tmp_path}/b", f"{tmp_path}/c")
     missing = [problem for problem in missing_data(data) if "vocab" not in problem.setting]
     assert [(problem.setting, problem.value) for problem in missing] == [
-        ("data.train_data_path", f"{tmp_path}/a"), ("data.train_data_path", f"{tmp_path}/b")]
+        ("data.train_data_path", f"{tmp_path}/a"), ("data.train_data_path", f"{tmp_path}/b"),
+        ("data.valid_data_path", f"{tmp_path}/c")]
 
 
 def test_the_vocabulary_is_counted_with_what_is_appended(tmp_path: Path) -> None:
