@@ -15,5 +15,9 @@ def check_free_space(output_prefix: str, needed: float, *, repair: str) -> None:
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise DataError.of("--output-prefix", output_prefix, f"needs about {needed / 1e9:.2f} GB where "
-                           f"{free / 1e9:.2f} GB are free on the disk of {folder}", repair)
+        raise DataError.of("--output-prefix", output_prefix, f"needs about {_size(needed)} where "
+                           f"{_size(free)} are free on the disk of {folder}", repair)
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"

@@ -153,8 +153,8 @@ def texts_of(record: Record, record_format: RecordFormat, keys: Sequence[str], l
     """
     if record.size > longest:
         raise UnusableError(f"is a document of {record.size / 1e6:.1f} MB, more than the {longest / 1e6:g} MB that "
-                            "are allowed", "cut it into several documents, or raise --max-document-mb (a worker takes "
-                            "up to 12 times a document's size)")
+                            "are allowed", "cut it into several documents, or raise --max-document-mb (a process takes "
+                            "up to 10 times the size of a document)")
     return _TEXTS[record_format](record, keys, replace)
 
 

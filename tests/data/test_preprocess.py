@@ -245,7 +245,7 @@ def test_a_disk_without_room_is_refused_before_work(tmp_path: Path, vocabulary: 
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_lines(tmp_path / "in.jsonl", TEXTS * 1000)
     monkeypatch.setattr(free_space.shutil, "disk_usage", lambda folder: SimpleNamespace(free=20_000))
-    with pytest.raises(DataError, match=r"needs about 0.00 GB where 0.00 GB are free(.|\n)*--no-space-check"):
+    with pytest.raises(DataError, match=r"needs about 0.13 MB where 0.02 MB are free(.|\n)*--no-space-check"):
         preprocess(settings_for(tmp_path, source))
     assert not (tmp_path / "out").exists()
     assert preprocess(replace(settings_for(tmp_path, source), check_free_space=False))
