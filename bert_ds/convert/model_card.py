@@ -107,7 +107,7 @@ def _model_rows(
     yield "activation", f"{_ACTIVATIONS[config.activation]}, in the feed-forward layers and the head"
     yield "heads", f"masked LM and {task.name}" if config.binary_head else "masked LM only; no token types"
     yield "tokenizer", f"WordPiece, {'lower-cased, accents stripped' if lower_case else 'cased'}"
-    yield "vocabulary", f"{manifest.vocabulary.size} entries, SHA-256 {manifest.vocabulary.sha256}"
+    yield "vocabulary", f"{config.vocab_size} entries, SHA-256 {manifest.vocabulary.sha256}"
     yield "weights", dtype
 
 
