@@ -63,7 +63,6 @@ def _settings(arguments: argparse.Namespace) -> PreprocessSettings:
             json_keys=tuple(arguments.json_keys),
             append_eod=arguments.append_eod,
             vocab_extra_bos_eos=arguments.vocab_extra_bos_eos,
-            replace_bad_characters=arguments.on_error == "replace",
         ),
     )
 

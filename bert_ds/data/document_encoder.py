@@ -30,7 +30,8 @@ class EncoderSettings:
     vocab_extra_bos_eos: bool = False
     """Extend the vocabulary by [BOS] and [EOS], as Megatron-LM's tokenizer up to 0.16 does."""
     replace_bad_characters: bool = False
-    """Use documents whose bytes are no UTF-8, with replacement characters (which the tokenizer drops)."""
+    """Use documents whose bytes are no UTF-8, with replacement characters (which the tokenizer drops); preprocess
+    sets it from its `on_error`."""
 
 
 @dataclass(frozen=True)

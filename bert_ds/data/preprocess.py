@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -85,7 +85,7 @@ def preprocess(settings: PreprocessSettings) -> list[PreprocessedDataset]:
     anywhere (DataError, ConfigError) leaves no file that looks finished.
     """
     raise_if_any(ConfigError, settings.problems())
-    encoder = DocumentEncoder(settings.encoder)
+    encoder = DocumentEncoder(replace(settings.encoder, replace_bad_characters=settings.on_error == "replace"))
     sources = TextSources(settings.inputs, settings.input_format, largest_document_mb=settings.largest_document_mb)
     keys = settings.encoder.json_keys
     prefixes = [settings.prefix_of(key) for key in keys]

@@ -19,6 +19,7 @@ RecordFormat = Literal["jsonl", "text", "parquet"]
 
 _SKIPPED_AT_ONCE = 1 << 20
 _ROWS_AT_ONCE = 256
+_START_BYTES = 256
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _HALF_SURROGATE = re.compile("[\ud800-\udfff]")
 _ONE_OBJECT_A_LINE = 'write one JSON object a line, such as {"text": "..."}'
@@ -59,6 +60,8 @@ class Line:
     number: int
     size: int
     content: bytes
+    start: bytes
+    """The first bytes that are not blank, of any line."""
 
 
 def numbered_lines(opened: InputFile, longest: int) -> Iterator[Line]:
@@ -69,13 +72,13 @@ def numbered_lines(opened: InputFile, longest: int) -> Iterator[Line]:
             number += 1
             if number == 1:
                 content = content.removeprefix(_BYTE_ORDER_MARK)
-            size = len(content)
+            size, start = len(content), content[:_START_BYTES].lstrip()
             if size > longest:
                 while content and not content.endswith(b"\n"):
                     content = opened.stream.readline(_SKIPPED_AT_ONCE)
                     size += len(content)
                 content = b""
-            yield Line(number, size, content)
+            yield Line(number, size, content, start)
     except opened.read_errors as error:
         raise DataError.of(INPUT_SETTING, f"{opened.path}:{number + 1}", f"cannot be read further ({error})",
                            "copy or compress the file again") from None

@@ -178,7 +178,7 @@ class TextSources:
             return "jsonl" if self._format == "jsonl" else "text"
         if Path(path.removesuffix(".gz").removesuffix(".zst")).suffix in _JSON_SUFFIXES:
             return "jsonl"
-        start = first.content.lstrip() if first else b""
+        start = first.start if first else b""
         problem = markup_problem(path, start)
         if problem is not None:
             raise DataError(problem)

@@ -155,6 +155,10 @@ def test_large_documents_are_refused_without_being_read_into_memory(tmp_path: Pa
         sources = TextSources([str(path)], largest_document_mb=0.001)
         assert max(len(record.content) for chunk in sources.chunks(["text"]) for record in chunk.records) <= 1000
     assert len(texts(str(lines))) == 5
+    # The format is told by the start of a line that is not kept.
+    unnamed = tmp_path / "unnamed"
+    unnamed.write_text(json.dumps({"text": long}) + "\n" + json.dumps({"text": "b"}) + "\n")
+    assert texts(str(unnamed), on_error="skip", largest_document_mb=0.001) == ["b"]
 
 
 def test_replacement_names_the_place_and_keeps_the_document(tmp_path: Path) -> None:

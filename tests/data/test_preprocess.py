@@ -220,7 +220,7 @@ def test_duplicates_are_counted_or_dropped(tmp_path: Path, vocabulary: Vocabular
 
 def test_bad_characters_are_replaced_on_request(tmp_path: Path, vocabulary: Vocabulary) -> None:
     (tmp_path / "in.jsonl").write_bytes(b'{"text": "The c\xffat."}\n{"text": "The dog."}\n')
-    settings = settings_for(tmp_path, str(tmp_path / "in.jsonl"), on_error="replace", replace_bad_characters=True)
+    settings = settings_for(tmp_path, str(tmp_path / "in.jsonl"), on_error="replace")
     (dataset,) = preprocess(settings)
     assert (dataset.metadata.replaced_records, dataset.metadata.skipped_records) == (1, 0)
     # BERT's cleaning drops the replacement character.
