@@ -1,7 +1,7 @@
 """From the last hidden states to what the loss needs.
 
 B batch, S sequence, H hidden, P predictions kept per row, M sequences per row, V vocabulary rows of this rank, T tokens
-of this rank (B x S, or its share of them under sequence parallelism: gathered here, since every rank computes the head).
+of this rank (B x S, or its share under sequence parallelism: gathered here, since every rank computes the head).
 
 The masked positions are gathered before anything else, so the head works on P rows instead of S. The projection to the
 vocabulary is left to the loss, which can fuse it with the cross entropy: the last layers pass the weight and bias on.

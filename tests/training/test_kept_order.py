@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from launched import launch, make_data, outputs, records
 
-
 PORT = 29577
 
 
