@@ -14,6 +14,8 @@ NEVER = 2**31 - 1
 
 OVERRIDABLE: dict[str, Any] = {
     "steps_per_print": NEVER,
+    # DeepSpeed's throughput timer makes the host wait for the device in every micro-batch.
+    "timers": {"throughput": {"enabled": False}},
     # DeepSpeed's default of 5e8 elements allocates a flat buffer of 1 GB in half precision.
     "zero_optimization": {"reduce_bucket_size": 50_000_000, "allgather_bucket_size": 50_000_000},
     # AdamW comes from torch, so that nothing is compiled at start; offload must accept it.

@@ -39,6 +39,7 @@ class RunConfig:
         yield from self.output.problems()
         layout = list(self.parallel.problems(self.model, world_size))
         yield from layout
+        yield from self._accumulation_problems()
         if self.parallel.pipeline_model_parallel_size > 1:
             yield from self._pipeline_problems()
         if layout:
@@ -54,13 +55,16 @@ class RunConfig:
                           f"cannot cut the {tokens} tokens of a micro-batch over {tensor} tensor-parallel ranks",
                           f"choose micro batch and seq_length so that their product is a multiple of {tensor}")
 
+    def _accumulation_problems(self) -> Iterator[Problem]:
+        summed = self.parallel.pipeline_model_parallel_size > 1 or self.parallel.sequence_parallel
+        if self.engine.precision == "fp16" and self.engine.accumulation_dtype == "fp32" and summed:
+            yield Problem("data_types.grad_accum_dtype", "fp32",
+                          "hides fp16 gradients from the sums over stages and over the shares of a sequence",
+                          "leave it out, or train in bf16, which sums in fp32 on every layout")
+
     def _pipeline_problems(self) -> Iterator[Problem]:
         """Settings that DeepSpeed's pipeline engine would train wrongly with, and silently."""
         engine = self.engine
-        if engine.precision == "fp16" and engine.accumulation_dtype == "fp32":
-            yield Problem("data_types.grad_accum_dtype", "fp32",
-                          "lets the two copies of the word table drift apart in an fp16 pipeline",
-                          "leave it out, or train in bf16, which sums in fp32 on every layout")
         if engine.precision == "fp32" and engine.zero_stage == 0 and engine.gradient_clipping > 0:
             yield Problem("zero_optimization.stage", 0, "with fp32 in a pipeline clips by the first stage's norm only",
                           "use stage 1, or switch clipping off")

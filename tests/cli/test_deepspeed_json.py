@@ -19,7 +19,7 @@ def test_fp16_is_complete_and_holds_no_optimizer() -> None:
         "pipeline": {"pipe_partitioned": False, "grad_partitioned": False, "activation_checkpoint_interval": 0},
         "fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000,
                  "hysteresis": 2, "min_loss_scale": 1},
-        "bf16": {"enabled": False},
+        "bf16": {"enabled": False}, "timers": {"throughput": {"enabled": False}},
     }
 
 
@@ -49,7 +49,7 @@ def test_what_the_user_wrote_travels_on_but_cannot_break_the_pipeline(tmp_path: 
 
 
 @pytest.mark.parametrize(("flags", "reason"), [
-    (["--fp16", "--accumulate-allreduce-grads-in-fp32"], "drift apart in an fp16 pipeline"),
+    (["--fp16", "--accumulate-allreduce-grads-in-fp32"], "hides fp16 gradients from the sums over stages"),
     (["--zero-stage", "0"], "clips by the first stage's norm only"),
 ])
 def test_pipelines_that_would_train_wrongly_are_refused(flags: list[str], reason: str) -> None:
