@@ -24,7 +24,7 @@ class ColumnParallelLinear(nn.Module):
     """y = x W^T + b with the output features cut over the ranks.
 
     Shapes: x [T, in] replicated (or [T/t, in]), weight [out/t, in], bias [out/t] -> y [T, out/t].
-    The backward pass sums the gradient of x over the ranks; the forward pass communicates only to gather a cut sequence.
+    The backward pass sums the gradient of x over the ranks; the forward pass communicates only to gather a sequence.
     """
 
     def __init__(self, in_features: int, out_features: int, ctx: ParallelContext) -> None:
