@@ -7,11 +7,16 @@ from bert_ds.data.bert_dataset import Datasets, build_datasets
 from bert_ds.data.vocabulary import Vocabulary
 
 
-def datasets_of_run(run: RunConfig, vocabulary: Vocabulary) -> Datasets:
-    """The datasets of `run`, sized by its schedule; see build_datasets."""
+def datasets_of_run(run: RunConfig, vocabulary: Vocabulary, train_samples: int | None = None) -> Datasets:
+    """The datasets of `run`, sized by its schedule; see build_datasets.
+
+    train_samples: samples of the training set that the run reads up to its end, where a resumed run does not follow
+    its schedule's batches from the start.
+    """
     batch, schedule = run.engine.global_batch_size, run.schedule
     evaluated = schedule.eval_iters * batch if schedule.eval_interval else 0
     return build_datasets(
         run.data, seq_length=run.model.seq_length, binary_head=run.model.binary_head, seed=schedule.seed,
-        vocabulary=vocabulary, num_samples={"train": schedule.train_iters * batch, "valid": evaluated,
-                                            "test": evaluated})
+        vocabulary=vocabulary, num_samples={
+            "train": schedule.train_iters * batch if train_samples is None else train_samples,
+            "valid": evaluated, "test": evaluated})

@@ -76,8 +76,8 @@ def save_checkpoint(
              size / 1e9 / max(seconds, 1e-9))
 
 
-def saved_config(run: RunConfig, ctx: ParallelContext, coordinator: Coordinator) -> Mapping[str, Any] | None:
-    """The configuration in the checkpoint that `load_checkpoint` resumes from; None where a new run starts.
+def saved_manifest(run: RunConfig, ctx: ParallelContext, coordinator: Coordinator) -> Manifest | None:
+    """What the checkpoint that `load_checkpoint` resumes from says of itself; None where a new run starts.
 
     Raises:
         CheckpointError: the checkpoint is damaged.
@@ -87,7 +87,7 @@ def saved_config(run: RunConfig, ctx: ParallelContext, coordinator: Coordinator)
     folder = coordinator.on_leader("looking for a checkpoint", lambda: _latest(run.output.load), leader=ctx.rank == 0)
     if folder is None:
         return None
-    return coordinator.guarded(lambda: Checkpoint.open(Path(folder)).manifest.config)
+    return coordinator.guarded(lambda: Checkpoint.open(Path(folder)).manifest)
 
 
 def load_checkpoint(

@@ -10,6 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from bert_ds.checkpoint.format import Manifest
 from bert_ds.cli.deepspeed_json import engine_json
 from bert_ds.cli.launcher import ProcessPlace
 from bert_ds.config.run import RunConfig
@@ -19,7 +20,7 @@ from bert_ds.data.sample_order import changes_of_order, planned_samples
 from bert_ds.data.vocabulary import Vocabulary
 from bert_ds.model.loss import LossSums
 from bert_ds.parallel.context import ParallelContext, build_context
-from bert_ds.training.checkpoint import load_checkpoint, saved_config
+from bert_ds.training.checkpoint import load_checkpoint, saved_manifest
 from bert_ds.training.coordination import Coordinator
 from bert_ds.training.engine import build_engine, build_pipeline
 from bert_ds.training.launch import choose_device, join_process_group
@@ -79,26 +80,35 @@ def run_job(prepared: Prepared) -> int:
 def _train(
     run: RunConfig, ctx: ParallelContext, coordinator: Coordinator, place: ProcessPlace, vocabulary: Vocabulary
 ) -> int:
-    run = _with_order_kept(run, ctx, coordinator)
-    datasets = coordinator.leaders_first("building the sample index", lambda: datasets_of_run(run, vocabulary),
-                                         leader=place.local_rank == 0)
+    saved = saved_manifest(run, ctx, coordinator)
+    run = _with_order_kept(run, saved)
+    train_samples = _train_samples(run, saved)
+    datasets = coordinator.leaders_first(
+        "building the sample index", lambda: datasets_of_run(run, vocabulary, train_samples),
+        leader=place.local_rank == 0)
     sums = LossSums(ctx.device)
     pipeline = build_pipeline(run, ctx, sums)
     engine = build_engine(run, ctx, pipeline, engine_json(run, ctx.world_size))
     state = load_checkpoint(run, ctx, coordinator, engine, vocabulary)
     reporter = _reporter(run, ctx)
     try:
-        return train(Job(run, ctx, coordinator, engine, sums, datasets, vocabulary, reporter), state)
+        return train(Job(run, ctx, coordinator, engine, sums, datasets, vocabulary, reporter, train_samples), state)
     finally:
         reporter.close()
 
 
-def _with_order_kept(run: RunConfig, ctx: ParallelContext, coordinator: Coordinator) -> RunConfig:
+def _with_order_kept(run: RunConfig, saved: Manifest | None) -> RunConfig:
     """The run with its plan of the sample order, which is that of the checkpoint it goes on from."""
-    saved = saved_config(run, ctx, coordinator)
-    for change in changes_of_order(run, saved):
+    config = saved.config if saved else None
+    for change in changes_of_order(run, config):
         log.warning(change)
-    return replace(run, data=replace(run.data, planned_samples=planned_samples(run, saved)))
+    return replace(run, data=replace(run.data, planned_samples=planned_samples(run, config)))
+
+
+def _train_samples(run: RunConfig, saved: Manifest | None) -> int:
+    """Training samples up to the last iteration: what is consumed already, and the rest in today's batches."""
+    step, consumed = (saved.step, saved.consumed_samples) if saved else (0, 0)
+    return consumed + max(run.schedule.train_iters - step, 0) * run.engine.global_batch_size
 
 
 def _reporter(run: RunConfig, ctx: ParallelContext) -> Reporter:

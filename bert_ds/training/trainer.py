@@ -42,10 +42,8 @@ class Job:
     datasets: Datasets
     vocabulary: Vocabulary
     reporter: Reporter
-
-    @property
-    def samples_to_train(self) -> int:
-        return self.run.schedule.train_iters * self.run.engine.global_batch_size
+    train_samples: int
+    """Samples of the training set that are consumed when the run ends."""
 
 
 def train(job: Job, state: TrainingState) -> int:
@@ -101,7 +99,7 @@ def train(job: Job, state: TrainingState) -> int:
 
 
 def _training_source(job: Job, state: TrainingState) -> StepSource:
-    return _source(job, "train", state.consumed_samples, job.samples_to_train)
+    return _source(job, "train", state.consumed_samples, job.train_samples)
 
 
 def _source(job: Job, split: str, first: int, stop: int) -> StepSource:

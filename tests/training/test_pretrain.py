@@ -107,6 +107,15 @@ def test_a_checkpoint_of_another_model_is_refused(data: list[str], tmp_path: Pat
     assert tensor_hashes(tmp_path) == before
 
 
+def test_a_resumed_run_may_change_its_batch_size(data: list[str], tmp_path: Path) -> None:
+    code, text, _ = pretrain([*data, *outputs(tmp_path), "--train-iters", "8", "--exit-interval", "4"], tmp_path)
+    assert code == 0, text
+    code, text, _ = pretrain([*data, *outputs(tmp_path), "--train-iters", "8", "--global-batch-size", "48"], tmp_path)
+    assert code == 0, text
+    assert [record["consumed_samples"] for record in records(tmp_path)] == [
+        16, 32, 48, 64, 64 + 48, 64 + 96, 64 + 144, 64 + 192]
+
+
 @pytest.mark.parametrize(("arguments", "messages"), [
     (["--data-path", "nowhere"], ["nowhere.idx", "bert_ds.preprocess_data", "bert_ds.build_vocab"]),
     (["--tensor-model-parallel-size", "3"], ["does not divide the world size 1"]),
