@@ -9,6 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
+
+Error = TypeVar("Error", bound="UserError")
 
 EXIT_DONE = 0
 EXIT_BAD_INPUT = 2
@@ -44,9 +47,16 @@ class UserError(Exception):
         super().__init__("\n".join([f"{self.headline}:", *(f"  {problem}" for problem in problems)]))
 
     @classmethod
-    def of(cls, setting: str, value: object, reason: str, repair: str) -> UserError:
+    def of(cls: type[Error], setting: str, value: object, reason: str, repair: str) -> Error:
         """The error for a single problem."""
         return cls(Problem(setting, value, reason, repair))
+
+
+class GuardError(UserError):
+    """Training has stopped itself, since going on would do harm."""
+
+    headline = "stopped by a guard"
+    exit_code = EXIT_GUARD
 
 
 class ConfigError(UserError):

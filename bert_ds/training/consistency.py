@@ -11,19 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bert_ds.errors import EXIT_GUARD, UserError
+from bert_ds.errors import GuardError
 from bert_ds.parallel.context import ParallelContext
 from bert_ds.parallel.sharding import sharding_of
 from bert_ds.training.pipeline_engine import BertPipelineEngine
 
 _BITS = {2: torch.int16, 4: torch.int32}
-
-
-class GuardError(UserError):
-    """Training has stopped itself, since going on would do harm."""
-
-    headline = "stopped by a guard"
-    exit_code = EXIT_GUARD
 
 
 def check_copies(engine: BertPipelineEngine, ctx: ParallelContext) -> None:

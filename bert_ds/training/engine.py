@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -71,6 +71,27 @@ def set_learning_rate(engine: Any, rate: float) -> None:
     """Sets the rate of the next update in every parameter group."""
     for group in engine.optimizer.param_groups:
         group["lr"] = rate
+
+
+class LossScaleCollapse(Exception):  # noqa: N818 - a state of the run, which the trainer answers
+    """Gradients overflow although the loss scale cannot fall any further; the weights are those before the step."""
+
+
+def train_step(engine: Any, micro_batches: Iterator[Any] | None) -> bool:
+    """Forward, backward and update over one accumulation window; returns whether the update was skipped.
+
+    Raises:
+        LossScaleCollapse: on all ranks alike.
+    """
+    skipped_before = engine.skipped_steps
+    try:
+        engine.train_batch(micro_batches)
+    except Exception as error:
+        # DeepSpeed's loss scaler raises a bare Exception here (runtime/fp16/loss_scaler.py).
+        if "loss scale already at minimum" in str(error):
+            raise LossScaleCollapse from error
+        raise
+    return bool(engine.skipped_steps > skipped_before)
 
 
 def loss_scale(engine: Any) -> float | None:

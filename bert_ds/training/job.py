@@ -91,6 +91,7 @@ def _train(
     engine = build_engine(run, ctx, pipeline, engine_json(run, ctx.world_size))
     state = load_checkpoint(run, ctx, coordinator, engine, vocabulary)
     reporter = _reporter(run, ctx)
+    _introduce(run, ctx)
     try:
         return train(Job(run, ctx, coordinator, engine, sums, datasets, vocabulary, reporter, train_samples), state)
     finally:
@@ -109,6 +110,18 @@ def _train_samples(run: RunConfig, saved: Manifest | None) -> int:
     """Training samples up to the last iteration: what is consumed already, and the rest in today's batches."""
     step, consumed = (saved.step, saved.consumed_samples) if saved else (0, 0)
     return consumed + max(run.schedule.train_iters - step, 0) * run.engine.global_batch_size
+
+
+def _introduce(run: RunConfig, ctx: ParallelContext) -> None:
+    """Says once what is trained, how it is cut, and what the numbers of the log mean."""
+    engine = run.engine
+    log.info("model: %s parameters in %s, ZeRO %d; tensor %d x pipeline %d x data %d ranks%s",
+             f"{run.model.num_parameters:,}", engine.precision, engine.zero_stage, ctx.tp_size, ctx.pp_size,
+             ctx.dp_size, ", sequence parallel" if ctx.sequence_parallel else "")
+    log.info("global batch %d = micro-batch %d x accumulation %d x data parallel %d", engine.global_batch_size,
+             engine.micro_batch_size, engine.accumulation(ctx.dp_size), ctx.dp_size)
+    log.info("grad norm is before clipping; tokens/s counts padding; MFU = FLOPs of a step / (seconds x GPUs x dense "
+             "16-bit peak), FLOPs of a row = 3 x [L S (8 H^2 + 4 H F + 4 S H) + P (2 H^2 + 2 H V) + 2 M H^2]")
 
 
 def _reporter(run: RunConfig, ctx: ParallelContext) -> Reporter:

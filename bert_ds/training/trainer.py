@@ -11,14 +11,14 @@ from bert_ds.config.run import RunConfig
 from bert_ds.data.bert_dataset import Datasets
 from bert_ds.data.loader import WindowLoader
 from bert_ds.data.vocabulary import Vocabulary
-from bert_ds.errors import EXIT_DONE
+from bert_ds.errors import EXIT_DONE, GuardError
 from bert_ds.model.loss import LossSums
 from bert_ds.parallel.context import ParallelContext
 from bert_ds.training.batches import StepSource
 from bert_ds.training.checkpoint import save_checkpoint
 from bert_ds.training.consistency import check_copies
 from bert_ds.training.coordination import Coordinator
-from bert_ds.training.engine import loss_scale, set_learning_rate
+from bert_ds.training.engine import LossScaleCollapse, loss_scale, set_learning_rate, train_step
 from bert_ds.training.evaluate import evaluate
 from bert_ds.training.lr_schedule import LearningRate
 from bert_ds.training.metrics import Interval, Losses, Reporter, reduce_sums
@@ -68,9 +68,10 @@ def train(job: Job, state: TrainingState) -> int:
             inputs = source.next()
             set_learning_rate(engine, rates.at(state.successful_samples))
             engine.module.begin_step(state.step)
-            skips_before = engine.skipped_steps
-            engine.train_batch(inputs.micro_batches)
-            skipped = engine.skipped_steps > skips_before
+            try:
+                skipped = train_step(engine, inputs.micro_batches)
+            except LossScaleCollapse as collapse:
+                raise _loss_scale_collapsed(job, state, losses) from collapse
             state = state.after_step(run.engine.global_batch_size, skipped=skipped)
             if _every(state.step, CHECK_INTERVAL):
                 check_copies(engine, ctx)
@@ -144,6 +145,19 @@ def _report(job: Job, state: TrainingState, interval: Interval, rates: LearningR
 def _save(job: Job, state: TrainingState, losses: Losses | None) -> None:
     metrics = {name: value for name, value in (losses.__dict__ if losses else {}).items() if value is not None}
     save_checkpoint(job.run, job.ctx, job.coordinator, job.engine, state, job.vocabulary, metrics)
+
+
+def _loss_scale_collapsed(job: Job, state: TrainingState, losses: Losses | None) -> GuardError:
+    """Saves what the last good update left behind and says what can be done."""
+    kept = "nothing was saved, since there is no folder to save to"
+    if job.run.output.save:
+        _save(job, state, losses)
+        kept = f"the state before it is saved in {job.run.output.save}"
+    return GuardError.of(
+        "loss scale", loss_scale(job.engine),
+        f"cannot fall any further, and the gradients of iteration {state.step + 1} still overflow; {kept}",
+        "train in bf16 (--bf16), which needs no loss scale, or lower the learning rate, warm up longer, or start again "
+        "from an earlier checkpoint")
 
 
 def _every(step: int, interval: int | None) -> bool:

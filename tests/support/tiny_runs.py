@@ -193,13 +193,17 @@ class EngineRun:
         """One optimizer step: loss, gradient norm, sums."""
         from bert_ds.training.metrics import reduce_sums  # noqa: PLC0415
 
-        batch = Batch.draw(self.state.step, self.case)
         self.pipeline.begin_step(self.state.step)
         skips = self.engine.skipped_steps
-        loss = self.engine.train_batch(batch.micro_batches(self.case.micro_batch, self.ctx.dp_rank, self.ctx.dp_size))
+        loss = self.engine.train_batch(self.micro_batches())
         self.state = self.state.after_step(GLOBAL_BATCH, skipped=self.engine.skipped_steps > skips)
         sums = reduce_sums(torch.cat([self.sums.take(), torch.zeros(2, dtype=torch.float64)]), self.ctx)
         return float(loss), float(self.engine.get_global_grad_norm() or 0.0), list(sums.values())[:-2]
+
+    def micro_batches(self) -> Iterator[Any]:
+        """This rank's micro-batches of the next step."""
+        return Batch.draw(self.state.step, self.case).micro_batches(
+            self.case.micro_batch, self.ctx.dp_rank, self.ctx.dp_size)
 
     def steps(self, count: int) -> Outcome:
         """Several optimizer steps."""

@@ -6,7 +6,8 @@ import torch
 from ranks import run_ranks
 from tiny_runs import Case, EngineRun
 
-from bert_ds.training.consistency import GuardError, check_copies
+from bert_ds.errors import GuardError
+from bert_ds.training.consistency import check_copies
 
 CASES = {"encoder.layers.1.input_layernorm.weight": Case(tp=2), "embedding.word_embeddings.weight": Case(pp=2)}
 

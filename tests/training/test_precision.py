@@ -8,7 +8,7 @@ from ranks import run_ranks
 from tiny_runs import Case, EngineRun, allow_fp16_on_cpu, reference
 from tolerances import BF16
 
-from bert_ds.training.engine import loss_scale
+from bert_ds.training.engine import LossScaleCollapse, loss_scale, train_step
 
 
 def overflow_on_one_rank(case: Case) -> dict[str, object]:
@@ -60,3 +60,29 @@ def test_bf16_and_fp16_follow_fp32() -> None:
     for results in run_ranks(low_precision_losses, 2, cases):
         for case, losses in zip(cases, results, strict=True):
             torch.testing.assert_close(torch.tensor(losses), wanted, **BF16, msg=lambda t, case=case: f"{case}: {t}")
+
+
+def collapse_of_the_loss_scale(case: Case) -> list[str]:
+    """Every gradient is infinite and the scale is at its floor from the start."""
+    allow_fp16_on_cpu()
+    run = EngineRun(case)
+    run.engine.optimizer.loss_scaler.cur_scale = run.engine.optimizer.loss_scaler.min_scale
+    for local in run.pipeline.local_parameters():
+        local.parameter.register_hook(lambda grad: torch.full_like(grad, float("inf")))
+    weights = [local.parameter.detach().clone() for local in run.pipeline.local_parameters()]
+    met = []
+    for _ in range(2):
+        try:
+            met.append(str(train_step(run.engine, run.micro_batches())))
+        except LossScaleCollapse as collapse:
+            met.append(type(collapse).__name__)
+    met.append(str(all(torch.equal(local.parameter, before)
+                       for local, before in zip(run.pipeline.local_parameters(), weights, strict=True))))
+    run.close()
+    return met
+
+
+def test_a_loss_scale_that_cannot_fall_is_told_on_all_ranks() -> None:
+    # The first overflow is free (hysteresis), the second would halve the scale. No weight moves.
+    for met in run_ranks(collapse_of_the_loss_scale, 2, Case(pp=2, precision="fp16")):
+        assert met == ["True", "LossScaleCollapse", "True"]
