@@ -39,8 +39,8 @@ class UserError(Exception):
 
     headline = "cannot continue"
     exit_code = EXIT_BAD_INPUT
-    is_of_one_rank = False
-    """Whether this rank met the error alone, or first; others that would say the same are silent."""
+    is_told = False
+    """Whether the message has been printed already."""
 
     def __init__(self, *problems: Problem) -> None:
         self.problems = problems
@@ -77,6 +77,13 @@ class CheckpointError(UserError):
     headline = "unusable checkpoint"
 
 
+def tell(error: UserError) -> None:
+    """Prints the message on stderr, once."""
+    if not error.is_told:
+        error.is_told = True
+        print(f"error: {error}", file=sys.stderr, flush=True)
+
+
 def raise_if_any(error: type[UserError], problems: Iterable[Problem]) -> None:
     """Raises `error` with all problems at once; does nothing when there are none."""
     found = tuple(problems)
@@ -90,7 +97,7 @@ def run_command(command: Callable[[], int]) -> int:
     try:
         return command()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        tell(error)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)

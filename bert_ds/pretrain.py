@@ -17,7 +17,7 @@ from bert_ds.cli.dry_run import dry_run_text
 from bert_ds.cli.launcher import ProcessPlace, process_place
 from bert_ds.cli.resolve import ResolvedRun, resolve_run
 from bert_ds.compat import import_deepspeed
-from bert_ds.errors import EXIT_DONE, DataError, UserError, raise_if_any
+from bert_ds.errors import EXIT_DONE, DataError, UserError, raise_if_any, tell
 from bert_ds.log import configure_logging
 
 log = logging.getLogger("bert_ds.pretrain")
@@ -36,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return EXIT_DONE
         return _train(resolved, place)
     except UserError as error:
-        if place.local_rank == 0 or error.is_of_one_rank:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+        if place.local_rank == 0:
+            tell(error)
         return error.exit_code
 
 

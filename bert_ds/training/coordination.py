@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from bert_ds.errors import UserError
+from bert_ds.errors import UserError, tell
 
 T = TypeVar("T")
 _ABORT = "bert_ds/abort"
@@ -84,7 +84,8 @@ class Coordinator:
         except UserError as error:
             if not self.abort(str(error)):
                 raise self._peer_failed("this rank too") from error
-            error.is_of_one_rank = True
+            # Told at once: a launcher ends this rank as soon as the first of those that wait has gone.
+            tell(error)
             self._let_others_read()
             raise
         except BaseException as error:

@@ -151,7 +151,7 @@ def reference(case: Case) -> tuple[Outcome, dict[str, dict[str, Tensor]]]:
         for inputs, labels in batch.micro_batches(case.micro_batch, 0, 1):
             loss = loss_of(model(inputs), labels) / chunks
             loss.backward()
-            total += float(loss)
+            total += float(loss.detach())
         limit = case.clipping or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(named.values(), limit)
         optimizer.step()

@@ -57,7 +57,7 @@ def test_a_failure_reaches_all_that_wait() -> None:
 
     failed, *waiting = on_ranks(body)
     assert isinstance(failed, DataError)
-    assert failed.is_of_one_rank
+    assert failed.is_told
     for error in waiting:
         assert isinstance(error, PeerError)
         assert "rank 0" in str(error)
