@@ -1,4 +1,4 @@
-"""Writes the golden curves anew: `python tests/golden/regenerate.py`. On purpose only, with the reason in the commit."""
+"""Writes the golden curves anew: `python tests/golden/regenerate.py`. On purpose only; the commit says why."""
 
 from __future__ import annotations
 
