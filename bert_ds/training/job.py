@@ -34,6 +34,9 @@ COLLECTIVE_LIMIT = timedelta(minutes=30)
 PREPARATION_LIMIT_S = 4 * 3600.0
 """How long ranks wait for files: an index over a billion sentences, a checkpoint of 20B parameters."""
 
+LAUNCHERS_THAT_STAY = ("deepspeed", "torchrun")
+"""Launchers that are each rank's parent until it ends."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -93,7 +96,8 @@ def _train(
     reporter = _reporter(run, ctx)
     _introduce(run, ctx)
     try:
-        return train(Job(run, ctx, coordinator, engine, sums, datasets, vocabulary, reporter, train_samples), state)
+        return train(Job(run, ctx, coordinator, engine, sums, datasets, vocabulary, reporter,
+                         place.launcher in LAUNCHERS_THAT_STAY, train_samples), state)
     finally:
         reporter.close()
 

@@ -13,11 +13,14 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequest:
-    """Notes signals while it is entered; ranks agree at the end of a step, so that all save the same step."""
+    """Notes signals while it is entered; ranks agree at the end of a step, so that all save the same step.
 
-    def __init__(self) -> None:
+    Launchers that do not pass a signal on are watched: when the parent process has gone, the run ends as by SIGTERM.
+    """
+
+    def __init__(self, *, watch_parent: bool) -> None:
         self.signal: signal.Signals | None = None
-        self._launcher = os.getppid()
+        self._parent = os.getppid() if watch_parent else None
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> StopRequest:
@@ -34,7 +37,7 @@ class StopRequest:
     def agreed(self, device: torch.device, world_size: int) -> signal.Signals | None:
         """The signal that any rank was sent, on all ranks alike; None to go on."""
         own = self.signal
-        if own is None and os.getppid() != self._launcher:
+        if own is None and self._parent not in {None, os.getppid()}:
             own = signal.SIGTERM
         if world_size == 1:
             return own

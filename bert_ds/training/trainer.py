@@ -42,6 +42,8 @@ class Job:
     datasets: Datasets
     vocabulary: Vocabulary
     reporter: Reporter
+    has_launcher: bool
+    """Whether the parent process is a launcher, without which the run has to end."""
     train_samples: int
     """Samples of the training set that are consumed when the run ends."""
 
@@ -59,7 +61,7 @@ def train(job: Job, state: TrainingState) -> int:
     losses: Losses | None = None
     saved = state.step if state.step else None
     stopped: signal.Signals | None = None
-    with StopRequest() as stop:
+    with StopRequest(watch_parent=job.has_launcher) as stop:
         if state.step == 0 and run.schedule.eval_interval:
             losses = _evaluate(job, state, "valid")
             interval = Interval(ctx.device)
