@@ -32,6 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
+    if {"-h", "--help"}.intersection(argv):
+        print(f"{__doc__.strip()}\n\nFlags: python bert_ds/pretrain.py --help")
+        return EXIT_DONE
     configure_logging()
     # A dry run is what takes --world-size: nothing is started here.
     run = _with_planned_order(resolve_run([*argv, "--dry-run"], world_size=1).config)

@@ -12,12 +12,12 @@ if __name__ == "__main__":
     # Python put this file's folder on the path, where our modules would shadow others; its parent belongs there.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from bert_ds.cli.data_files import missing_data
+from bert_ds.cli.data_files import missing_data, unusable_folders
 from bert_ds.cli.dry_run import dry_run_text
 from bert_ds.cli.launcher import ProcessPlace, process_place
 from bert_ds.cli.resolve import ResolvedRun, resolve_run
 from bert_ds.compat import import_deepspeed
-from bert_ds.errors import EXIT_DONE, DataError, UserError, raise_if_any, tell
+from bert_ds.errors import EXIT_DONE, ConfigError, DataError, UserError, raise_if_any, tell
 from bert_ds.log import configure_logging
 
 log = logging.getLogger("bert_ds.pretrain")
@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _train(resolved: ResolvedRun, place: ProcessPlace) -> int:
     raise_if_any(DataError, missing_data(resolved.config.data))
+    raise_if_any(ConfigError, unusable_folders(resolved.config.output))
     import_deepspeed()
     from bert_ds.training.job import prepare, run_job  # noqa: PLC0415 - imports torch and DeepSpeed
 

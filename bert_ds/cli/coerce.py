@@ -14,11 +14,12 @@ class WrongTypeError(Exception):
 
 def coerce(value: object, wanted: Any) -> Any:
     """`value` as `wanted`: int, float, bool, str, a Literal of them, tuple[str, ...], tuple[float, float] or one of
-    these | None. Numbers may be written as text (YAML reads 1e-4 as one). Raises WrongTypeError otherwise."""
+    these | None, which a flag writes as `none`. Numbers may be written as text (YAML reads 1e-4 as one). Raises
+    WrongTypeError otherwise."""
     origin, choices = get_origin(wanted), get_args(wanted)
     if origin in (Union, UnionType):
         inner = next(kind for kind in choices if kind is not NoneType)
-        return None if value is None else coerce(value, inner)
+        return None if value is None or str(value).lower() == "none" else coerce(value, inner)
     if origin is Literal:
         return _choice(value, choices)
     if origin is tuple:

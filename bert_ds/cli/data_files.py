@@ -1,4 +1,4 @@
-"""Whether the files that a run reads are there, found out before anything is imported or started."""
+"""Whether the files that a run reads are there, and its folders usable: found out before anything is started."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bert_ds.config.data import DataConfig
+from bert_ds.config.output import OutputConfig
 from bert_ds.errors import Problem
 
 SUFFIXES = (".idx", ".bin")
@@ -54,6 +55,21 @@ def missing_data(data: DataConfig) -> Iterator[Problem]:
         if missing:
             yield Problem(setting, prefix, f"{' and '.join(missing)} missing or empty",
                           _other_prefix(prefix) or repair)
+
+
+def unusable_folders(output: OutputConfig) -> Iterator[Problem]:
+    """A problem for each folder that cannot be what the run takes it for: told now, not at the first checkpoint."""
+    folders = {name: getattr(output, name) for name in ("save", "load", "tensorboard_dir")}
+    for name, folder in folders.items():
+        if folder is None:
+            continue
+        # The folder itself, or the one that it would be made in.
+        nearest = next(path for path in (Path(folder), *Path(folder).absolute().parents) if os.path.lexists(path))
+        if not nearest.is_dir():
+            yield Problem(f"output.{name}", folder, f"cannot be a folder: {nearest} is none", "choose another path")
+        elif name != "load" and not os.access(nearest, os.W_OK | os.X_OK):
+            yield Problem(f"output.{name}", folder, f"cannot be written: {nearest} allows no writing",
+                          "choose a folder that you may write to")
 
 
 def count_vocabulary(data: DataConfig) -> int | None:

@@ -7,7 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bert_ds.cli.data_files import SUFFIXES, commands_that_make, count_vocabulary, data_prefixes, missing_data
+from bert_ds.cli.data_files import (
+    SUFFIXES,
+    commands_that_make,
+    count_vocabulary,
+    data_prefixes,
+    missing_data,
+    unusable_folders,
+)
 from bert_ds.cli.deepspeed_json import engine_json
 from bert_ds.cli.fields import SECTIONS, settings_of
 from bert_ds.cli.resolve import ResolvedRun
@@ -156,6 +163,7 @@ def _data_and_output(run: RunConfig) -> Iterator[str]:
     for name, folder in (("checkpoints", run.output.save), ("resumes from", run.output.load),
                          ("logs", run.output.tensorboard_dir)):
         yield f"{name:<16}{f'{folder}: {_presence(folder)}' if folder else 'none'}"
+    yield from (f"error: {problem}" for problem in unusable_folders(run.output))
     if any(missing_data(run.data)):
         yield "to make data and vocabulary from your own text:"
         yield from (f"  {command}" for command in commands_that_make(run.data))

@@ -135,7 +135,7 @@ def _help(flag: Flag) -> str:
         expected = expectation(type_of(flag.setting))
         parts += [f"O{expected[1:]}."] if expected.startswith("one of") else []
         default = default_of(flag.setting)
-        parts += [f"Default: {show(default)}."] if default not in (REQUIRED, None) else []
+        parts += [f"Default: {show(default)}."] if default not in (REQUIRED, None, ()) else []
     return " ".join(part for part in parts if part).replace("%", "%%")
 
 

@@ -84,9 +84,11 @@ class EngineConfig:
 
     def _batch_problems(self, data_parallel_size: int) -> Iterator[Problem]:
         micro, total = self.micro_batch_size, self.global_batch_size
-        if micro < 1 or total < 1:
-            yield Problem("train_micro_batch_size_per_gpu", micro, "batch sizes must be at least 1",
-                          "give positive numbers")
+        sizes = {"train_micro_batch_size_per_gpu": micro, "train_batch_size": total}
+        wrong = {name: size for name, size in sizes.items() if size < 1}
+        for name, size in wrong.items():
+            yield Problem(name, size, "must be at least 1", "give a positive number")
+        if wrong:
             return
         unit = micro * data_parallel_size
         if total % unit:

@@ -72,8 +72,9 @@ class ScheduleConfig:
                           f"use one of {', '.join(LOSS_NORMALIZATIONS)}")
         yield from self._learning_rate_problems(peak_lr)
         if self.eval_interval is not None and (self.eval_interval < 1 or self.eval_iters < 1):
-            yield Problem("schedule.eval_interval", self.eval_interval, "and eval_iters must be at least 1",
-                          "leave eval_interval out to train without evaluation")
+            name = "eval_iters" if self.eval_iters < 1 else "eval_interval"
+            yield Problem(f"schedule.{name}", getattr(self, name), "must be at least 1",
+                          "give a positive number, or train without evaluation (--eval-interval none)")
         if self.exit_interval is not None and self.exit_interval < 1:
             yield Problem("schedule.exit_interval", self.exit_interval, "must be at least 1",
                           "leave exit_interval out to train to the end")

@@ -163,7 +163,7 @@ def build_datasets(data: DataConfig, *, seq_length: int, binary_head: bool, seed
             built[split] = None
         elif blend is None:
             raise DataError.of(f"--{split}-data-path", "none", f"{split} has no data, while train has its own",
-                               f"give --{split}-data-path, or leave eval_interval out to train without evaluation")
+                               f"give --{split}-data-path, or train without evaluation (--eval-interval none)")
         else:
             planned = data.planned_samples if split == "train" else None
             source = _SplitSource(settings=settings, vocabulary=vocabulary, split=split, blend=blend,

@@ -48,7 +48,7 @@ def document_range(split: str, name: str, num_documents: int, *, source: str) ->
     if first >= end:
         repair = f"give {name} a larger share in {_SETTING} or use a text with more documents"
         if name != "train":
-            repair += ", or leave eval_interval out to train without evaluation"
+            repair += ", or train without evaluation (--eval-interval none)"
         raise DataError.of(_SETTING, split, f"leaves none of the {num_documents} documents of {source} to {name}",
                            repair)
     return first, end

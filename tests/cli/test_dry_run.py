@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from bert_ds.cli.data_files import missing_data
+from bert_ds.cli.data_files import missing_data, unusable_folders
 from bert_ds.cli.dry_run import dry_run_text
 from bert_ds.cli.resolve import resolve_run
 from bert_ds.errors import ConfigError
@@ -69,3 +70,32 @@ def test_missing_data_is_told_with_what_makes_it(folder: Path) -> None:
     problems = [str(problem) for problem in missing_data(data)]
     assert "Fix: use own_text_sentence, which exists" in problems[1]
     assert "data.data_path=more: more.idx and more.bin missing or empty" in problems[2]
+
+
+def test_folders_that_cannot_be_are_told_before_anything_starts(folder: Path) -> None:
+    (folder / "file").write_text("")
+    (folder / "locked").mkdir(mode=0o500)
+    arguments = ["--recipe", "tiny", "--save", "file/below", "--load", "file", "--tensorboard-dir", "runs/new"]
+    problems = [str(problem) for problem in unusable_folders(resolve_run(arguments, world_size=1).config.output)]
+    assert [problem.partition(":")[0] for problem in problems] == ["output.save=file/below", "output.load=file"]
+    assert all("cannot be a folder" in problem for problem in problems)
+    assert f"error: {problems[1]}" in dry(*arguments)
+    if not os.access(folder / "locked", os.W_OK):  # root may write everywhere
+        locked = resolve_run(["--recipe", "tiny", "--save", "locked/run"], world_size=1).config.output
+        assert "allows no writing" in str(next(unusable_folders(locked)))
+    usable = resolve_run(["--recipe", "tiny", "--save", "new/run"], world_size=1).config.output
+    assert not list(unusable_folders(usable))
+    assert not (folder / "new").exists()
+
+
+def test_a_setting_may_be_switched_off(folder: Path) -> None:
+    run = resolve_run(["--recipe", "tiny", "--eval-interval", "none", "--tensorboard-dir", "None"], world_size=1).config
+    assert run.schedule.eval_interval is None
+    assert run.output.tensorboard_dir is None
+
+
+def test_batch_sizes_are_blamed_by_name(folder: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve_run(["--recipe", "tiny", "--global-batch-size", "-8"], world_size=1)
+    assert "train_batch_size=-8: must be at least 1" in str(caught.value)
+    assert "train_micro_batch_size_per_gpu" not in str(caught.value)

@@ -89,3 +89,10 @@ def test_the_index_is_built_in_advance(tmp_path: Path, arguments: list[str],
     arguments[arguments.index("--data-path") + 1] = "missing"
     assert build_index.main(arguments) == 2
     assert "missing.idx and missing.bin missing or empty" in capsys.readouterr().err
+
+
+def test_help_of_build_index_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert build_index.main(["--help"]) == 0
+    told = capsys.readouterr().out
+    assert "python -m bert_ds.build_index" in told
+    assert "Pretrains BERT" not in told
