@@ -57,7 +57,18 @@ elif [[ $NUM_NODES -eq 1 ]]; then
         fi
         devices=(--include "localhost:$(cut -d, -f "1-$GPUS_PER_NODE" <<<"$CUDA_VISIBLE_DEVICES")")
     fi
-    exec deepspeed "${devices[@]}" --master_port "$MASTER_PORT" "$@"
+    # Ended by a SIGTERM alone, `deepspeed` would leave its ranks running: the signal goes to what it has started, which
+    # lets them save.
+    deepspeed "${devices[@]}" --master_port "$MASTER_PORT" "$@" &
+    launcher=$!
+    trap 'pkill -TERM -P "$launcher" || kill -TERM "$launcher"' TERM
+    trap : INT  # the terminal tells all of them
+    # A trapped signal interrupts `wait`, which then tells of the signal, not of the launcher.
+    while true; do
+        code=0
+        wait "$launcher" || code=$?
+        kill -0 "$launcher" 2>/dev/null || exit "$code"
+    done
 else
     # For several machines DeepSpeed's launcher wants a hostfile and ssh between them. torchrun is started once on each, as
     # Megatron-LM's script is, which schedulers and containers allow.

@@ -136,3 +136,23 @@ def test_one_machine_uses_deepspeed_and_several_torchrun(tmp_path: Path, launche
     assert called.startswith("deepspeed --include localhost:2,3 --master_port 6000 ")
     (refusal,) = start(CUDA_VISIBLE_DEVICES="2,3")
     assert refusal.endswith("Fix: set GPUS_PER_NODE=2.")
+
+
+def test_a_stop_reaches_what_the_launcher_started(tmp_path: Path, launchers: dict[str, str]) -> None:
+    """As `deepspeed` does, the stand-in waits for a child and hands no signal on."""
+    worker = tmp_path / "worker"
+    worker.write_text("#!/bin/bash\ntrap 'echo saved; exit 7' TERM\necho ready\nwhile true; do sleep 0.1; done\n")
+    worker.chmod(0o755)
+    (tmp_path / "bin" / "deepspeed").write_text(f"#!/bin/bash\n{worker} &\nwait $!\nexit $?\n")
+    clean = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
+    # A copy, beside which lies no .venv with the real launcher.
+    script = tmp_path / "recipes" / "launch.sh"
+    script.parent.mkdir()
+    script.write_bytes((ROOT / "recipes" / "launch.sh").read_bytes())
+    script.chmod(0o755)
+    with subprocess.Popen([script, "tiny"], env=clean | launchers, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "ready\n"
+        run.terminate()
+        assert run.stdout.read() == "saved\n"
+        assert run.wait(timeout=60) == 7

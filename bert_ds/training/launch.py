@@ -32,14 +32,24 @@ def choose_device(place: ProcessPlace) -> torch.device:
 
 
 def join_process_group(place: ProcessPlace, device: torch.device, timeout: timedelta) -> None:
-    """Initialises the default process group, NCCL on GPUs and gloo on CPUs, and tells DeepSpeed."""
+    """Initialises the default process group, NCCL on GPUs and gloo on CPUs, and tells DeepSpeed.
+
+    Raises:
+        ConfigError: another program listens on the port where the ranks meet.
+    """
     os.environ.setdefault("MASTER_ADDR", "localhost")
     if "MASTER_PORT" not in os.environ:
         os.environ["MASTER_PORT"] = str(_free_port())
     os.environ.update(RANK=str(place.rank), LOCAL_RANK=str(place.local_rank), WORLD_SIZE=str(place.world_size))
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, timeout=timeout,
-                            device_id=device if device.type == "cuda" else None)
+    try:
+        dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, timeout=timeout,
+                                device_id=device if device.type == "cuda" else None)
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise ConfigError.of("MASTER_PORT", os.environ["MASTER_PORT"], "is in use by another program of this machine",
+                             "give the launcher another one with --master_port") from error
     with quiet():
         import_deepspeed().init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
 

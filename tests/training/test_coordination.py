@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from bert_ds.cli.launcher import ProcessPlace, process_place
 from bert_ds.errors import ConfigError, DataError
 from bert_ds.training.coordination import Coordinator, PeerError, TimeLimitError
-from bert_ds.training.launch import choose_device
+from bert_ds.training.launch import choose_device, join_process_group
 
 
 def on_ranks(body: Callable[[Coordinator], Any], *, ranks: int = 3, limit_s: float = 20.0) -> list[Any]:
@@ -109,3 +112,16 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     ({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}, ProcessPlace(1, 1, 2, 2, "environment"))])
 def test_launchers_are_understood(environment: dict[str, str], place: ProcessPlace) -> None:
     assert process_place(environment) == place
+
+
+def test_a_port_that_another_program_holds_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        for name, value in {"MASTER_ADDR": "localhost", "MASTER_PORT": port}.items():
+            monkeypatch.setenv(name, value)
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # written by join_process_group, taken back after the test
+            monkeypatch.setenv(name, "")
+        with pytest.raises(ConfigError, match=f"MASTER_PORT={port}: is in use by another program"):
+            join_process_group(ProcessPlace(0, 0, 1, 1, "test"), torch.device("cpu"), timedelta(seconds=5))
