@@ -64,7 +64,7 @@ class DataConfig:
     masking_do_permutation: bool = False
     """Beside masking, shuffle as many tokens among themselves, which the model has to predict too."""
     num_workers: int = 2
-    """Threads that build samples ahead of training."""
+    """Threads that build samples ahead of training; 0 counts as 1."""
     rows_are_full: bool = False
     """Promise that no row is padded, so that attention needs no mask; the loader checks it."""
     pack_sequences: bool = False
@@ -104,8 +104,8 @@ class DataConfig:
         """Everything that is wrong with these settings before any file is opened."""
         yield from self._source_problems()
         yield from self._sample_problems()
-        if self.num_workers < 1:
-            yield Problem("data.num_workers", self.num_workers, "must be at least 1", "use 1 or 2")
+        if self.num_workers < 0:
+            yield Problem("data.num_workers", self.num_workers, "is negative", "use 1 or 2")
 
     def _source_problems(self) -> Iterator[Problem]:
         if not self.data_path and not self.has_data_of_splits:

@@ -29,6 +29,7 @@ from bert_ds.checkpoint.reader import Checkpoint, find_latest
 from bert_ds.checkpoint.run_config import model_problems, run_config_as_dict, vocabulary_problems
 from bert_ds.checkpoint.writer import TensorSlice, commit, prepare_folder, write_rank_file, write_vocabulary
 from bert_ds.compat import installed_version
+from bert_ds.config.output import OutputConfig
 from bert_ds.config.run import RunConfig
 from bert_ds.data.vocabulary import Vocabulary
 from bert_ds.errors import CheckpointError, raise_if_any
@@ -84,7 +85,7 @@ def saved_manifest(run: RunConfig, ctx: ParallelContext, coordinator: Coordinato
     """
     if run.output.load is None:
         return None
-    folder = coordinator.on_leader("looking for a checkpoint", lambda: _latest(run.output.load), leader=ctx.rank == 0)
+    folder = coordinator.on_leader("looking for a checkpoint", lambda: _latest(run.output), leader=ctx.rank == 0)
     if folder is None:
         return None
     return coordinator.guarded(lambda: Checkpoint.open(Path(folder)).manifest)
@@ -102,11 +103,14 @@ def load_checkpoint(
     """
     if run.output.load is None:
         return TrainingState()
-    folder = coordinator.on_leader("looking for a checkpoint", lambda: _latest(run.output.load), leader=ctx.rank == 0)
+    folder = coordinator.on_leader("looking for a checkpoint", lambda: _latest(run.output), leader=ctx.rank == 0)
     if folder is None:
         log.info("no checkpoint in %s: a new run starts", run.output.load)
         return TrainingState()
     checkpoint = coordinator.guarded(lambda: _open_for(run, Path(folder), vocabulary))
+    # Every rank hashes its share of the files: one flipped bit would train on for weeks.
+    own_share = checkpoint.manifest.files[ctx.rank :: ctx.world_size]
+    coordinator.guarded(lambda: checkpoint.verify(own_share, hashes=True))
     coordinator.guarded(lambda: _restore(checkpoint, engine, ctx))
     coordinator.barrier(f"reading {folder}")
     refresh_model_weights(engine)
@@ -158,8 +162,13 @@ def _open_for(run: RunConfig, folder: Path, vocabulary: Vocabulary) -> Checkpoin
     return checkpoint
 
 
-def _latest(load: str | None) -> str | None:
-    found = find_latest(Path(load)) if load and Path(load).is_dir() else None
+def _latest(output: OutputConfig) -> str | None:
+    """The checkpoint to go on from. None starts a new run, where a run resumes from the folder that it saves to."""
+    load = Path(str(output.load))
+    found = find_latest(load) if load.is_dir() else None
+    if found is None and output.load != output.save:
+        raise CheckpointError.of("output.load", load, "holds no checkpoint" if load.is_dir() else "is no folder",
+                                 "name the folder of an earlier run, or leave --load out to start a new one")
     return None if found is None else str(found)
 
 

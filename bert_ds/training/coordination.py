@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -92,6 +93,12 @@ class Coordinator:
             self.abort(f"{type(error).__name__}: {error}")
             self._let_others_read()
             raise
+
+    @contextmanager
+    def entered(self, held: AbstractContextManager[T]) -> Iterator[T]:
+        """Enters `held`; if that fails, tells the other ranks."""
+        with ExitStack() as stack:
+            yield self.guarded(lambda: stack.enter_context(held))
 
     def gather(self, what: str, value: Any) -> list[Any]:
         """Every rank's JSON value, in rank order, on every rank; also a barrier."""

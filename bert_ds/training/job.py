@@ -25,6 +25,7 @@ from bert_ds.training.coordination import Coordinator
 from bert_ds.training.engine import build_engine, build_pipeline
 from bert_ds.training.launch import choose_device, join_process_group
 from bert_ds.training.metrics import Reporter
+from bert_ds.training.save_lock import save_lock
 from bert_ds.training.throughput import peak_flops, row_flops
 from bert_ds.training.trainer import Job, train
 
@@ -73,7 +74,8 @@ def run_job(prepared: Prepared) -> int:
         ctx = build_context(
             tp_size=run.parallel.tensor_model_parallel_size, pp_size=run.parallel.pipeline_model_parallel_size,
             device=prepared.device, timeout=COLLECTIVE_LIMIT, sequence_parallel=run.parallel.sequence_parallel)
-        code = coordinator.guarded(lambda: _train(run, ctx, coordinator, place, prepared.vocabulary))
+        with coordinator.entered(save_lock(run.output.save if ctx.rank == 0 else None)):
+            code = coordinator.guarded(lambda: _train(run, ctx, coordinator, place, prepared.vocabulary))
         coordinator.barrier("the end of the run")
         return code
     finally:
@@ -124,6 +126,8 @@ def _introduce(run: RunConfig, ctx: ParallelContext) -> None:
              ctx.dp_size, ", sequence parallel" if ctx.sequence_parallel else "")
     log.info("global batch %d = micro-batch %d x accumulation %d x data parallel %d", engine.global_batch_size,
              engine.micro_batch_size, engine.accumulation(ctx.dp_size), ctx.dp_size)
+    if peak_flops(ctx.device) is None:
+        return
     log.info("grad norm is before clipping; tokens/s counts padding; MFU = FLOPs of a step / (seconds x GPUs x dense "
              "16-bit peak), FLOPs of a row = 3 x [L S (8 H^2 + 4 H F + 4 S H) + P (2 H^2 + 2 H V) + 2 M H^2]")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from types import FrameType, TracebackType
 
 import torch
@@ -15,12 +16,13 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class StopRequest:
     """Notes signals while it is entered; ranks agree at the end of a step, so that all save the same step.
 
-    Launchers that do not pass a signal on are watched: when the parent process has gone, the run ends as by SIGTERM.
+    Launchers that do not pass a signal on are watched: when the parent process has gone, or the `deepspeed` command
+    behind it, the run ends as by SIGTERM.
     """
 
     def __init__(self, *, watch_parent: bool) -> None:
         self.signal: signal.Signals | None = None
-        self._parent = os.getppid() if watch_parent else None
+        self._launchers = _launchers() if watch_parent else ()
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> StopRequest:
@@ -37,7 +39,7 @@ class StopRequest:
     def agreed(self, device: torch.device, world_size: int) -> signal.Signals | None:
         """The signal that any rank was sent, on all ranks alike; None to go on."""
         own = self.signal
-        if own is None and self._parent not in {None, os.getppid()}:
+        if own is None and self._launchers and _launchers()[: len(self._launchers)] != self._launchers:
             own = signal.SIGTERM
         if world_size == 1:
             return own
@@ -47,3 +49,14 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = signal.Signals(number)
+
+
+def _launchers() -> tuple[int, ...]:
+    """The parent process and, where it is one of DeepSpeed's, the one that started it (known on Linux only)."""
+    parent = os.getppid()
+    try:
+        fields = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()
+        command = Path(f"/proc/{parent}/cmdline").read_bytes()
+    except OSError:
+        return (parent,)
+    return (parent, int(fields[1])) if b"deepspeed" in command else (parent,)

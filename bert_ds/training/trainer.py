@@ -66,6 +66,8 @@ def train(job: Job, state: TrainingState) -> int:
             losses = _evaluate(job, state, "valid")
             interval = Interval(ctx.device)
         ended = state.step >= run.schedule.train_iters
+        if ended:
+            log.info("nothing left to train: iteration %d of %d", state.step, run.schedule.train_iters)
         while not ended:
             inputs = source.next()
             set_learning_rate(engine, rates.at(state.successful_samples))
@@ -113,7 +115,7 @@ def _source(job: Job, split: str, first: int, stop: int) -> StepSource:
     return StepSource(WindowLoader(
         getattr(job.datasets, split), first_sample=first, num_samples=stop,
         micro_batch_size=run.engine.micro_batch_size, accumulation=run.engine.accumulation(ctx.dp_size),
-        dp_rank=ctx.dp_rank, dp_size=ctx.dp_size, num_workers=run.data.num_workers,
+        dp_rank=ctx.dp_rank, dp_size=ctx.dp_size, num_workers=max(run.data.num_workers, 1),
         rows_are_full=run.data.rows_are_full), ctx)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
@@ -116,11 +117,51 @@ def test_a_resumed_run_may_change_its_batch_size(data: list[str], tmp_path: Path
         16, 32, 48, 64, 64 + 48, 64 + 96, 64 + 144, 64 + 192]
 
 
+def test_a_damaged_checkpoint_and_a_folder_in_use_are_refused(data: list[str], tmp_path: Path) -> None:
+    run = [*data, *outputs(tmp_path), "--train-iters", "6"]
+    code, text, _ = pretrain([*run, "--exit-interval", "3"], tmp_path)
+    assert code == 0, text
+    with (tmp_path / "checkpoints" / ".in_use").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, text, _ = pretrain(run, tmp_path)
+    assert code == 2, text
+    assert "another run saves there" in text
+    file = tmp_path / "checkpoints" / "iter_0000003" / "rank_00000.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+    code, text, _ = pretrain(run, tmp_path)
+    assert code == 2, text
+    assert "rank_00000.safetensors" in text
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("launcher", ["deepspeed", "torchrun"])
+def test_the_end_of_the_launcher_saves_and_ends_the_run(data: list[str], tmp_path: Path, launcher: str) -> None:
+    """`deepspeed` passes SIGTERM on to nobody; torchrun gives its ranks time."""
+    start = command(2, [*data, *outputs(tmp_path), "--train-iters", "100000", "--pipeline-model-parallel-size", "2"],
+                    29579)
+    if launcher == "torchrun":
+        torchrun = str(Path(sys.executable).parent / "torchrun")
+        start = [torchrun, "--nproc_per_node", "2", "--master_port", "29581", *start[5:]]
+    running = subprocess.Popen(start, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    for line in running.stdout:
+        if re.search(r"iteration +3/", line):
+            running.send_signal(signal.SIGTERM)
+            break
+    text = running.stdout.read()  # ends when the last process that writes has gone
+    running.wait(60)
+    assert "stopped by SIGTERM" in text
+    assert find_latest(tmp_path / "checkpoints", verify_hashes=True) is not None
+
+
 @pytest.mark.parametrize(("arguments", "messages"), [
     (["--data-path", "nowhere"], ["nowhere.idx", "bert_ds.preprocess_data", "bert_ds.build_vocab"]),
     (["--tensor-model-parallel-size", "3"], ["does not divide the world size 1"]),
     (["--train-itres", "3"], ["--train-itres", "--train-iters"]),
     (["--micro-batch-size", "3"], ["train_batch_size", "15", "18"]),
+    (["--load", "nowhere"], ["output.load=nowhere", "is no folder"]),
 ])
 def test_bad_input_is_one_message(data: list[str], tmp_path: Path, arguments: list[str], messages: list[str]) -> None:
     code, text, _ = pretrain([*data, *outputs(tmp_path), *arguments], tmp_path)
@@ -128,7 +169,7 @@ def test_bad_input_is_one_message(data: list[str], tmp_path: Path, arguments: li
     assert "Traceback" not in text
     for message in messages:
         assert message in text
-    assert not (tmp_path / "checkpoints").exists()
+    assert not list((tmp_path / "checkpoints").glob("iter_*"))
 
 
 def test_one_rank_that_fails_ends_all_with_one_message(data: list[str], tmp_path: Path) -> None:
