@@ -51,7 +51,7 @@ ORACLE = 'megatron-core==0.16.1; sys_platform == "linux" and platform_machine ==
 
 EXTRAS = {
     "te": ["transformer_engine[pytorch]>=2.12"],
-    "hf": ["transformers>=4.48"],
+    "hf": ["transformers>=4.57"],
     "zstd": ["zstandard>=0.22"],
     "parquet": ["pyarrow>=14"],
     "oracle": [ORACLE],

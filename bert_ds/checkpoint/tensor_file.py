@@ -1,6 +1,6 @@
 """Safetensors files written tensor by tensor, so that a file may be far larger than memory.
 
-The container (https://huggingface.co/docs/safetensors): the header's length as an unsigned 64-bit little-endian number,
+The container (the documentation of the safetensors library, "Format"): the header's length as an unsigned 64-bit little-endian number,
 the header as JSON `{name: {dtype, shape, data_offsets}, "__metadata__": {str: str}}` padded with spaces to a multiple
 of 8, then the data. The `safetensors` library reads these files; its own writer needs every tensor of a file at once.
 """
