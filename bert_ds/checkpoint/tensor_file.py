@@ -1,8 +1,8 @@
 """Safetensors files written tensor by tensor, so that a file may be far larger than memory.
 
-The container (the documentation of the safetensors library, "Format"): the header's length as an unsigned 64-bit little-endian number,
-the header as JSON `{name: {dtype, shape, data_offsets}, "__metadata__": {str: str}}` padded with spaces to a multiple
-of 8, then the data. The `safetensors` library reads these files; its own writer needs every tensor of a file at once.
+The container (documentation of the safetensors library, "Format"): the header's length as an unsigned 64-bit
+little-endian number, the header as JSON `{name: {dtype, shape, data_offsets}, "__metadata__": {str: str}}` padded with
+spaces to a multiple of 8, then the data. The library reads these files; its own writer needs every tensor at once.
 """
 
 from __future__ import annotations
