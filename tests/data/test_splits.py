@@ -31,4 +31,4 @@ def test_what_is_no_split_is_refused(split: str) -> None:
 def test_a_split_without_documents_is_refused(split: str, name: str) -> None:
     with pytest.raises(DataError, match=f"leaves none of the 20 documents of corpus to {name}") as caught:
         document_range(split, name, 20, source="corpus")
-    assert ("eval_interval" in str(caught.value)) == (name != "train")
+    assert ("--eval-interval none" in str(caught.value)) == (name != "train")
