@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bert_ds import __version__
 from bert_ds.checkpoint.format import (
     EXP_AVG,
     EXP_AVG_SQ,
-    INCOMPLETE,
     WEIGHT,
     FileRecord,
     LayoutRecord,
@@ -27,7 +27,14 @@ from bert_ds.checkpoint.format import (
 from bert_ds.checkpoint.parameters import parameter_shapes
 from bert_ds.checkpoint.reader import Checkpoint, find_latest
 from bert_ds.checkpoint.run_config import model_problems, run_config_as_dict, vocabulary_problems
-from bert_ds.checkpoint.writer import TensorSlice, commit, prepare_folder, write_rank_file, write_vocabulary
+from bert_ds.checkpoint.writer import (
+    TensorSlice,
+    commit,
+    incomplete_folder,
+    prepare_folder,
+    write_rank_file,
+    write_vocabulary,
+)
 from bert_ds.compat import installed_version
 from bert_ds.config.output import OutputConfig
 from bert_ds.config.run import RunConfig
@@ -36,7 +43,7 @@ from bert_ds.errors import CheckpointError, raise_if_any
 from bert_ds.parallel.context import ParallelContext
 from bert_ds.training.coordination import Coordinator
 from bert_ds.training.engine import load_scaler_state, scaler_state
-from bert_ds.training.fragments import MOMENTS, fragments, moments, refresh_model_weights, torch_optimizer
+from bert_ds.training.fragments import MOMENTS, Fragment, fragments, moments, refresh_model_weights, torch_optimizer
 from bert_ds.training.state import TrainingState
 
 log = logging.getLogger(__name__)
@@ -56,7 +63,7 @@ def save_checkpoint(
     started = time.monotonic()
     save_dir, tag = Path(run.output.save), tag_for(state.step)
     leader = ctx.rank == 0
-    folder = save_dir / (tag + INCOMPLETE)
+    folder = incomplete_folder(save_dir, tag)
 
     def prepare() -> dict[str, Any]:
         prepare_folder(save_dir, tag)
@@ -77,42 +84,38 @@ def save_checkpoint(
              size / 1e9 / max(seconds, 1e-9))
 
 
-def saved_manifest(run: RunConfig, ctx: ParallelContext, coordinator: Coordinator) -> Manifest | None:
-    """What the checkpoint that `load_checkpoint` resumes from says of itself; None where a new run starts.
-
-    Raises:
-        CheckpointError: the checkpoint is damaged.
-    """
-    if run.output.load is None:
-        return None
-    folder = coordinator.on_leader("looking for a checkpoint", lambda: _latest(run.output), leader=ctx.rank == 0)
-    if folder is None:
-        return None
-    return coordinator.guarded(lambda: Checkpoint.open(Path(folder)).manifest)
-
-
-def load_checkpoint(
-    run: RunConfig, ctx: ParallelContext, coordinator: Coordinator, engine: Any, vocabulary: Vocabulary
-) -> TrainingState:
-    """Resumes from the newest complete checkpoint in `output.load`; a folder without one starts a new run.
-
-    Every rank reads the ranges it needs, whatever the layout that saved them.
+def find_checkpoint(
+    run: RunConfig, ctx: ParallelContext, coordinator: Coordinator, vocabulary: Vocabulary
+) -> Checkpoint | None:
+    """The newest complete checkpoint in `output.load`, on every rank; None where a new run starts.
 
     Raises:
         CheckpointError: the checkpoint is damaged or belongs to another model or vocabulary.
     """
     if run.output.load is None:
-        return TrainingState()
+        return None
     folder = coordinator.on_leader("looking for a checkpoint", lambda: _latest(run.output), leader=ctx.rank == 0)
     if folder is None:
         log.info("no checkpoint in %s: a new run starts", run.output.load)
-        return TrainingState()
-    checkpoint = coordinator.guarded(lambda: _open_for(run, Path(folder), vocabulary))
+        return None
+    return coordinator.guarded(lambda: _open_for(run, Path(folder), vocabulary))
+
+
+def load_checkpoint(
+    checkpoint: Checkpoint, ctx: ParallelContext, coordinator: Coordinator, engine: Any
+) -> TrainingState:
+    """Puts the engine where the checkpoint's run was.
+
+    Every rank reads the ranges it needs, whatever the layout that saved them.
+
+    Raises:
+        CheckpointError: the content of a file is not what was written.
+    """
     # Every rank hashes its share of the files: one flipped bit would train on for weeks.
     own_share = checkpoint.manifest.files[ctx.rank :: ctx.world_size]
     coordinator.guarded(lambda: checkpoint.verify(own_share, hashes=True))
     coordinator.guarded(lambda: _restore(checkpoint, engine, ctx))
-    coordinator.barrier(f"reading {folder}")
+    coordinator.barrier(f"reading {checkpoint.folder}")
     refresh_model_weights(engine)
     manifest = checkpoint.manifest
     state = TrainingState(manifest.step, manifest.consumed_samples, manifest.successful_samples,
@@ -121,7 +124,8 @@ def load_checkpoint(
     engine.global_samples = state.consumed_samples
     if manifest.loss_scaler is not None:
         load_scaler_state(engine, manifest.loss_scaler)
-    log.info("resumed from %s at iteration %d, %d samples consumed", folder, state.step, state.consumed_samples)
+    log.info("resumed from %s at iteration %d, %d samples consumed", checkpoint.folder, state.step,
+             state.consumed_samples)
     return state
 
 
@@ -132,21 +136,23 @@ def _own_slices(engine: Any, ctx: ParallelContext) -> Iterator[TensorSlice]:
         replicated = sharding.dim is None and ctx.tp_rank > 0
         if replicated or (fragment.is_whole and ctx.dp_rank > 0):
             continue
-        state = moments(engine, fragment.master)
-        buffers = {WEIGHT: fragment.master, **{_KIND_OF_MOMENT[name]: state[name] for name in MOMENTS}}
-        for kind, buffer in buffers.items():
+        for kind, buffer in _buffers(engine, fragment).items():
             yield TensorSlice(kind, fragment.local.name, sharding.index, sharding.count, fragment.start,
                               fragment.start + fragment.numel, fragment.of(buffer))
+
+
+def _buffers(engine: Any, fragment: Fragment) -> dict[str, Tensor]:
+    """The flat buffers that hold the fragment, by their kind in a checkpoint."""
+    state = moments(engine, fragment.master)
+    return {WEIGHT: fragment.master, **{_KIND_OF_MOMENT[name]: state[name] for name in MOMENTS}}
 
 
 @torch.no_grad()
 def _restore(checkpoint: Checkpoint, engine: Any, ctx: ParallelContext) -> None:
     """Fills this rank's masters and moments."""
     for fragment in fragments(engine):
-        state = moments(engine, fragment.master)
-        state["step"].fill_(checkpoint.manifest.optimizer_step)
-        buffers = {WEIGHT: fragment.master, **{_KIND_OF_MOMENT[name]: state[name] for name in MOMENTS}}
-        for kind, buffer in buffers.items():
+        moments(engine, fragment.master)["step"].fill_(checkpoint.manifest.optimizer_step)
+        for kind, buffer in _buffers(engine, fragment).items():
             fragment.of(buffer).copy_(checkpoint.read(
                 kind, fragment.local.name, tp_index=fragment.sharding.index, tp_count=fragment.sharding.count,
                 start=fragment.start, stop=fragment.start + fragment.numel))

@@ -20,12 +20,13 @@ from bert_ds.data.sample_order import changes_of_order, planned_samples
 from bert_ds.data.vocabulary import Vocabulary
 from bert_ds.model.loss import LossSums
 from bert_ds.parallel.context import ParallelContext, build_context
-from bert_ds.training.checkpoint import load_checkpoint, saved_manifest
+from bert_ds.training.checkpoint import find_checkpoint, load_checkpoint
 from bert_ds.training.coordination import Coordinator
 from bert_ds.training.engine import build_engine, build_pipeline
 from bert_ds.training.launch import choose_device, join_process_group
 from bert_ds.training.metrics import Reporter
 from bert_ds.training.save_lock import save_lock
+from bert_ds.training.state import TrainingState
 from bert_ds.training.throughput import peak_flops, row_flops
 from bert_ds.training.trainer import Job, train
 
@@ -85,7 +86,8 @@ def run_job(prepared: Prepared) -> int:
 def _train(
     run: RunConfig, ctx: ParallelContext, coordinator: Coordinator, place: ProcessPlace, vocabulary: Vocabulary
 ) -> int:
-    saved = saved_manifest(run, ctx, coordinator)
+    checkpoint = find_checkpoint(run, ctx, coordinator, vocabulary)
+    saved = checkpoint.manifest if checkpoint else None
     run = _with_order_kept(run, saved)
     train_samples = _train_samples(run, saved)
     datasets = coordinator.leaders_first(
@@ -94,7 +96,7 @@ def _train(
     sums = LossSums(ctx.device)
     pipeline = build_pipeline(run, ctx, sums)
     engine = build_engine(run, ctx, pipeline, engine_json(run, ctx.world_size))
-    state = load_checkpoint(run, ctx, coordinator, engine, vocabulary)
+    state = load_checkpoint(checkpoint, ctx, coordinator, engine) if checkpoint else TrainingState()
     reporter = _reporter(run, ctx)
     _introduce(run, ctx)
     try:

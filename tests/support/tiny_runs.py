@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -225,10 +225,11 @@ class EngineRun:
 
     def load(self, vocab_file: Path) -> None:
         """Goes on from the newest checkpoint in the folder given at the start."""
-        from bert_ds.training.checkpoint import load_checkpoint  # noqa: PLC0415
+        from bert_ds.training.checkpoint import find_checkpoint, load_checkpoint  # noqa: PLC0415
 
-        self.state = load_checkpoint(_with_vocabulary(self.run, vocab_file), self.ctx, self.coordinator, self.engine,
-                                     vocabulary())
+        checkpoint = find_checkpoint(_with_vocabulary(self.run, vocab_file), self.ctx, self.coordinator, vocabulary())
+        assert checkpoint is not None
+        self.state = load_checkpoint(checkpoint, self.ctx, self.coordinator, self.engine)
 
     def close(self) -> None:
         """Takes DeepSpeed's hooks off."""
@@ -264,5 +265,12 @@ def allow_fp16_on_cpu() -> None:
     get_accelerator().is_fp16_supported = lambda: True
 
 
-def folder_of(root: Path, case: Case, cases: Sequence[Case]) -> Path:
-    return root / f"case_{cases.index(case)}"
+def losses_of(cases: list[Case]) -> list[list[float]]:
+    """The losses of each case's steps, one case after another; to be run on every rank."""
+    allow_fp16_on_cpu()
+    results = []
+    for case in cases:
+        run = EngineRun(case)
+        results.append(run.steps(case.steps).losses)
+        run.close()
+    return results

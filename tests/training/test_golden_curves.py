@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from ranks import run_ranks
-from tiny_runs import Case, EngineRun
+from tiny_runs import losses_of
 from tolerances import GOLDEN
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "golden"))
@@ -24,18 +24,9 @@ def test_plain_torch_follows_the_stored_curves() -> None:
             assert found[name][key] == pytest.approx(wanted, **GOLDEN), (name, key)
 
 
-def engine_losses(cases: list[Case]) -> list[list[float]]:
-    results = []
-    for case in cases:
-        run = EngineRun(case)
-        results.append(run.steps(case.steps).losses)
-        run.close()
-    return results
-
-
 def test_the_engine_follows_them_on_two_ranks() -> None:
     stored = json.loads(CURVES.read_text())
     layouts = [replace(case, pp=2) for case in CASES.values()]
-    for results in run_ranks(engine_losses, 2, layouts):
+    for results in run_ranks(losses_of, 2, layouts):
         for name, losses in zip(CASES, results, strict=True):
             assert losses == pytest.approx(stored[name]["losses"], **GOLDEN), name

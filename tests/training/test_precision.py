@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from ranks import run_ranks
-from tiny_runs import Case, EngineRun, allow_fp16_on_cpu, reference
+from tiny_runs import Case, EngineRun, allow_fp16_on_cpu, losses_of, reference
 from tolerances import BF16
 
 from bert_ds.training.engine import LossScaleCollapse, loss_scale, train_step
@@ -44,20 +44,10 @@ def test_overflow_on_one_rank_skips_the_step_on_all(case: Case) -> None:
         assert found["samples"] == (80, 32), rank
 
 
-def low_precision_losses(cases: list[Case]) -> list[list[float]]:
-    allow_fp16_on_cpu()
-    results = []
-    for case in cases:
-        run = EngineRun(case)
-        results.append(run.steps(case.steps).losses)
-        run.close()
-    return results
-
-
 def test_bf16_and_fp16_follow_fp32() -> None:
     cases = [Case(pp=2, precision="bf16"), Case(tp=2, precision="bf16"), Case(pp=2, precision="fp16")]
     wanted = torch.tensor(reference(Case())[0].losses)
-    for results in run_ranks(low_precision_losses, 2, cases):
+    for results in run_ranks(losses_of, 2, cases):
         for case, losses in zip(cases, results, strict=True):
             torch.testing.assert_close(torch.tensor(losses), wanted, **BF16, msg=lambda t, case=case: f"{case}: {t}")
 

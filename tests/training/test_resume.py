@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import run_ranks
-from tiny_runs import Case, EngineRun, allow_fp16_on_cpu, write_vocabulary
+from tiny_runs import Case, EngineRun, allow_fp16_on_cpu, losses_of, write_vocabulary
 from tolerances import EXACT, REDUCTION_ORDER
 
 from bert_ds.checkpoint.format import KINDS
@@ -101,18 +101,9 @@ def opened(folder: Path) -> Checkpoint:
 DROPOUT_CASES = [Case(dropout=0.1, pp=1), Case(dropout=0.1, pp=1, recompute=2)]
 
 
-def losses_with_dropout(cases: list[Case]) -> list[list[float]]:
-    results = []
-    for case in cases:
-        run = EngineRun(case)
-        results.append(run.steps(3).losses)
-        run.close()
-    return results
-
-
 def test_dropout_does_not_depend_on_stages_or_recomputation() -> None:
-    one_stage = run_ranks(losses_with_dropout, 1, DROPOUT_CASES)[0]
-    two_stages = run_ranks(losses_with_dropout, 2, [replace(case, pp=2) for case in DROPOUT_CASES])[1]
+    one_stage = run_ranks(losses_of, 1, DROPOUT_CASES)[0]
+    two_stages = run_ranks(losses_of, 2, [replace(case, pp=2) for case in DROPOUT_CASES])[1]
     assert one_stage[0] == one_stage[1] == two_stages[0] == two_stages[1]
-    without = run_ranks(losses_with_dropout, 1, [Case()])[0]
+    without = run_ranks(losses_of, 1, [Case()])[0]
     assert without[0] != one_stage[0]
