@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bert_ds.checkpoint.format import EXP_AVG, EXP_AVG_SQ, WEIGHT
 from bert_ds.parallel.sharding import Sharding, sharding_of
 from bert_ds.training.pipeline import BertPipeline, LocalParameter
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+_KIND_OF_MOMENT = dict(zip(MOMENTS, (EXP_AVG, EXP_AVG_SQ), strict=True))
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,12 @@ def moments(engine: Any, master: Tensor) -> dict[str, Any]:
         for name in MOMENTS:
             state[name] = torch.zeros_like(master)
     return state
+
+
+def saved_buffers(engine: Any, fragment: Fragment) -> dict[str, Tensor]:
+    """The flat buffers that hold the fragment, by their kind in a checkpoint."""
+    state = moments(engine, fragment.master)
+    return {WEIGHT: fragment.master, **{_KIND_OF_MOMENT[name]: state[name] for name in MOMENTS}}
 
 
 def refresh_model_weights(engine: Any) -> None:

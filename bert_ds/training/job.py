@@ -20,11 +20,11 @@ from bert_ds.data.sample_order import changes_of_order, planned_samples
 from bert_ds.data.vocabulary import Vocabulary
 from bert_ds.model.loss import LossSums
 from bert_ds.parallel.context import ParallelContext, build_context
-from bert_ds.training.checkpoint import find_checkpoint, load_checkpoint
 from bert_ds.training.coordination import Coordinator
 from bert_ds.training.engine import build_engine, build_pipeline
 from bert_ds.training.launch import choose_device, join_process_group
 from bert_ds.training.metrics import Reporter
+from bert_ds.training.resume import find_checkpoint, load_checkpoint
 from bert_ds.training.save_lock import save_lock
 from bert_ds.training.state import TrainingState
 from bert_ds.training.throughput import peak_flops, row_flops

@@ -15,13 +15,13 @@ from bert_ds.errors import EXIT_DONE, GuardError
 from bert_ds.model.loss import LossSums
 from bert_ds.parallel.context import ParallelContext
 from bert_ds.training.batches import StepSource
-from bert_ds.training.checkpoint import save_checkpoint
 from bert_ds.training.consistency import check_copies
 from bert_ds.training.coordination import Coordinator
 from bert_ds.training.engine import LossScaleCollapse, loss_scale, set_learning_rate, train_step
 from bert_ds.training.evaluate import evaluate
 from bert_ds.training.lr_schedule import LearningRate
 from bert_ds.training.metrics import Interval, Losses, Reporter, reduce_sums
+from bert_ds.training.save import save_checkpoint
 from bert_ds.training.state import TrainingState
 from bert_ds.training.stop import StopRequest
 

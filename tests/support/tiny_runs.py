@@ -217,7 +217,7 @@ class EngineRun:
 
     def save(self, vocab_file: Path, folder: Path | None = None) -> None:
         """Saves a checkpoint into `folder`, or into the one given at the start."""
-        from bert_ds.training.checkpoint import save_checkpoint  # noqa: PLC0415
+        from bert_ds.training.save import save_checkpoint  # noqa: PLC0415
 
         run = self.run if folder is None else replace(self.run, output=OutputConfig(save=str(folder)))
         save_checkpoint(_with_vocabulary(run, vocab_file), self.ctx, self.coordinator, self.engine, self.state,
@@ -225,7 +225,7 @@ class EngineRun:
 
     def load(self, vocab_file: Path) -> None:
         """Goes on from the newest checkpoint in the folder given at the start."""
-        from bert_ds.training.checkpoint import find_checkpoint, load_checkpoint  # noqa: PLC0415
+        from bert_ds.training.resume import find_checkpoint, load_checkpoint  # noqa: PLC0415
 
         checkpoint = find_checkpoint(_with_vocabulary(self.run, vocab_file), self.ctx, self.coordinator, vocabulary())
         assert checkpoint is not None
