@@ -1,21 +1,15 @@
-"""The command `python -m bert_ds.convert`."""
+"""The command `python -m bert_ds.convert`; each direction is a file of its own: its arguments, and what it prints."""
 
 from __future__ import annotations
 
 import argparse
 import logging
-import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from bert_ds.convert.hf_model import DTYPES
-from bert_ds.convert.huggingface import ExportOptions, ExportReport, export_to_huggingface
-from bert_ds.convert.model_card import usage_lines
-from bert_ds.errors import EXIT_DONE, run_command
+from bert_ds.convert import command_to_hf
+from bert_ds.errors import run_command
 from bert_ds.log import configure_logging
-
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,56 +17,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     configure_logging()
     logging.getLogger("bert_ds").setLevel(logging.WARNING)
-    return run_command(lambda: _to_hf(arguments))
+    return run_command(lambda: arguments.run(arguments))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bert_ds.convert", description="Converts checkpoints.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    to_hf = commands.add_parser("to-hf", help="write a folder that Hugging Face transformers opens")
-    to_hf.add_argument("checkpoint", type=Path, metavar="CHECKPOINT",
-                       help="an iter_... folder, or the folder of a run's checkpoints (then its latest)")
-    to_hf.add_argument("out", type=Path, metavar="OUT", help="folder to make")
-    to_hf.add_argument("--dtype", choices=sorted(DTYPES), default="float32", help="type of the weights (%(default)s)")
-    to_hf.add_argument("--max-shard-size", type=_bytes, default="5GB", metavar="SIZE",
-                       help="largest weight file, as in 500MB or 5GB (%(default)s)")
-    to_hf.add_argument("--untie", action="store_true",
-                       help="write the output projection too, instead of leaving it tied to the word table")
-    to_hf.add_argument("--license", metavar="NAME", help="license for the model card; left out if not given")
-    to_hf.add_argument("--force", action="store_true", help="replace OUT if it is an earlier export")
-    to_hf.add_argument("--no-verify", action="store_true",
-                       help="neither check the checkpoint's hashes nor compare logits with transformers")
+    command_to_hf.add_parser(commands)
     return parser
-
-
-def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", text.strip().upper())
-    size = int(float(match[1]) * _UNITS[match[2]]) if match and match[2] in _UNITS else 0
-    if size < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 500MB or 5GB")
-    return size
-
-
-def _to_hf(arguments: argparse.Namespace) -> int:
-    report = export_to_huggingface(arguments.checkpoint, arguments.out, ExportOptions(
-        dtype=arguments.dtype, untie=arguments.untie, max_shard_bytes=arguments.max_shard_size,
-        verify=not arguments.no_verify, force=arguments.force, license_name=arguments.license,
-    ))
-    print(_summary(report))
-    return EXIT_DONE
-
-
-def _summary(report: ExportReport) -> str:
-    count = len(report.weight_files)
-    weights = report.weight_files[0] if count == 1 else f"{count} shards"
-    return "\n".join([
-        f"exported {report.source}",
-        f"      to {report.out}: {report.architecture}, {report.num_parameters:,} parameters in {weights}",
-        report.verification,
-        "",
-        "Load it in Python:",
-        *(f"    {line}" for line in usage_lines(str(report.out))),
-    ])
 
 
 if __name__ == "__main__":
