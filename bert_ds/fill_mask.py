@@ -6,7 +6,6 @@ nobody knows. The model is loaded by Hugging Face transformers alone, from a fol
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_ds.cli.command_parser import CommandParser
+from bert_ds.convert.exported_model import open_export
 from bert_ds.errors import EXIT_DONE, ConfigError, run_command
 
 HIDDEN = re.compile(r"\[([^\[\]]+)\]")
@@ -49,26 +49,7 @@ def load_model(folder: Path) -> Model:
     Raises:
         ConfigError: transformers is not installed, or the folder holds no such model.
     """
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    try:
-        import transformers  # noqa: PLC0415
-    except ImportError:
-        raise ConfigError.of("transformers", "not installed", "the exported model is loaded by it",
-                             "pip install transformers") from None
-    if not (folder / "config.json").is_file():
-        raise ConfigError.of("MODEL", folder, "holds no config.json",
-                             "give the folder that `python -m bert_ds.convert to-hf` wrote")
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        # Eager attention is the one implementation that every BERT variant of transformers has.
-        model = transformers.AutoModelForMaskedLM.from_pretrained(folder, local_files_only=True,
-                                                                  attn_implementation="eager")
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError.of("MODEL", folder, f"is no masked language model that transformers can load ({error})",
-                             "export it again with `python -m bert_ds.convert to-hf`") from error
-    return Model(tokenizer, model.eval())
+    return Model(*open_export(folder, "AutoModelForMaskedLM", new_head=False))
 
 
 def hide_words(text: str, tokenizer: Any) -> tuple[str, list[str | None]]:

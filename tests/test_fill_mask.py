@@ -62,5 +62,15 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds no config\.json"):
         fill_mask.load_model(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(ConfigError, match="no masked language model"):
+    with pytest.raises(ConfigError, match="no model that transformers' AutoModelForMaskedLM can load"):
+        fill_mask.load_model(tmp_path)
+
+
+def test_a_model_without_the_head_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    config = transformers.BertConfig(vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+                                     intermediate_size=32, max_position_embeddings=12)
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"lacks .* weights of BertForMaskedLM, cls"):
         fill_mask.load_model(tmp_path)
