@@ -11,6 +11,9 @@ from bert_ds.errors import Problem
 ATTENTION_BACKENDS = ("auto", "flash", "fused", "unfused", "local")
 NORM_PLACEMENTS = ("pre", "post")
 ACTIVATIONS = ("gelu", "gelu_tanh")
+POSITION_EMBEDDINGS = ("learned_absolute", "rope")
+RECOMPUTE_GRANULARITIES = (None, "full", "selective")
+RECOMPUTE_METHODS = ("uniform", "block")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,12 +26,20 @@ class ModelConfig:
     """Width of the residual stream."""
     num_attention_heads: int
     """Attention heads over all tensor-parallel ranks."""
+    kv_channels: int | None = None
+    """Dimension of one head; None means hidden_size / num_attention_heads."""
     ffn_hidden_size: int | None = None
     """Width of the feed-forward layer; None means 4 x hidden_size."""
     seq_length: int = 512
     """Tokens in a row, [CLS] and [SEP] included."""
     max_position_embeddings: int = 512
-    """Rows of the position table."""
+    """Rows of the position table; with rope, which has none, the longest row that the model is meant for."""
+    position_embedding_type: Literal["learned_absolute", "rope"] = "learned_absolute"
+    """learned_absolute: a table added to the word embeddings. rope: queries and keys are turned by their position."""
+    rotary_percent: float = 1.0
+    """Share of each head's dimensions that rope turns."""
+    rotary_base: float = 10000.0
+    """Base of rope's angles: pair i of r turns by base^(-i/r) a position."""
     vocab_size: int = 30522
     """Entries of the vocabulary; a run takes it from its vocabulary file."""
     make_vocab_size_divisible_by: int = 128
@@ -47,8 +58,20 @@ class ModelConfig:
     """One activation for the feed-forward layers and the head: exact (erf) GELU or its tanh approximation."""
     binary_head: bool = True
     """Whether the sentence-order head, its pooler and the token-type table exist."""
+    untie_embeddings_and_output_weights: bool = False
+    """Whether the projection to the vocabulary has a weight of its own instead of sharing the word table."""
     attention_backend: Literal["auto", "flash", "fused", "unfused", "local"] = "auto"
     """Who computes attention; `auto` takes the fastest that serves the run and logs its choice."""
+    recompute_granularity: Literal["full", "selective"] | None = None
+    """What the backward pass computes again instead of keeping it. full: whole layers, by recompute_method. selective:
+    attention between its two projections. None: whole layers where the DeepSpeed JSON sets
+    activation_checkpoint_interval, else nothing."""
+    recompute_method: Literal["uniform", "block"] = "uniform"
+    """Which whole layers: with k = activation_checkpoint_interval, uniform takes all, in groups of k, and block the
+    first k of each pipeline stage, one by one."""
+
+    compile: bool = False
+    """Fuse each transformer layer's elementwise work with torch.compile; the first steps then take longer."""
 
     @property
     def ffn_size(self) -> int:
@@ -56,7 +79,22 @@ class ModelConfig:
 
     @property
     def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
+        return self.kv_channels or self.hidden_size // self.num_attention_heads
+
+    @property
+    def projection_size(self) -> int:
+        """Width of the queries, of the keys and of the values over all heads."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        """Dimensions of a head that rope turns; 0 without rope."""
+        return int(self.head_dim * self.rotary_percent) if self.position_embedding_type == "rope" else 0
+
+    @property
+    def num_positions(self) -> int:
+        """Rows of the position table; 0 with rope."""
+        return 0 if self.position_embedding_type == "rope" else self.max_position_embeddings
 
     @property
     def padded_vocab_size(self) -> int:
@@ -70,10 +108,12 @@ class ModelConfig:
 
     @property
     def num_parameters(self) -> int:
-        """All trained numbers, the tied word table once."""
-        hidden, ffn = self.hidden_size, self.ffn_size
-        layer = (4 * hidden * hidden + 4 * hidden) + (2 * hidden * ffn + ffn + hidden) + 4 * hidden
-        tables = (self.padded_vocab_size + self.max_position_embeddings + self.num_token_types) * hidden
+        """All trained numbers, a tied word table once."""
+        hidden, ffn, projected = self.hidden_size, self.ffn_size, self.projection_size
+        attention = 3 * projected * (hidden + 1) + (projected + 1) * hidden
+        layer = attention + (2 * hidden * ffn + ffn + hidden) + 4 * hidden
+        word_tables = 2 if self.untie_embeddings_and_output_weights else 1
+        tables = (word_tables * self.padded_vocab_size + self.num_positions + self.num_token_types) * hidden
         lm_head = hidden * hidden + hidden + 2 * hidden + self.padded_vocab_size
         binary_head = (hidden * hidden + hidden) + (2 * hidden + 2) if self.binary_head else 0
         return self.num_layers * layer + tables + 2 * hidden + lm_head + binary_head
@@ -86,12 +126,18 @@ class ModelConfig:
                 return
         yield from self._shape_problems()
         yield from self._choice_problems()
+        if self.position_embedding_type == "rope":
+            yield from self._rotary_problems()
 
     def _shape_problems(self) -> Iterator[Problem]:
-        if self.hidden_size % self.num_attention_heads:
+        for name in ("kv_channels", "ffn_hidden_size"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                yield Problem(f"model.{name}", value, "must be at least 1", "give a positive number, or leave it out")
+        if self.kv_channels is None and self.hidden_size % self.num_attention_heads:
             nearest = _nearest_divisor(self.hidden_size, self.num_attention_heads)
             yield Problem("model.num_attention_heads", self.num_attention_heads,
-                          f"does not divide model.hidden_size={self.hidden_size}", f"use {nearest} heads")
+                          f"does not divide model.hidden_size={self.hidden_size}",
+                          f"use {nearest} heads, or set kv_channels, the dimension of a head")
         if self.seq_length > self.max_position_embeddings:
             yield Problem("model.seq_length", self.seq_length,
                           f"is longer than model.max_position_embeddings={self.max_position_embeddings}",
@@ -102,12 +148,24 @@ class ModelConfig:
             if not 0 <= getattr(self, name) < 1:
                 yield Problem(f"model.{name}", getattr(self, name), "is not a probability below 1", "use 0 <= p < 1")
 
+    def _rotary_problems(self) -> Iterator[Problem]:
+        if not 0 < self.rotary_percent <= 1:
+            yield Problem("model.rotary_percent", self.rotary_percent, "is no share of a head", "use 0 < share <= 1")
+        elif self.rotary_dim < 2 or self.rotary_dim % 2:
+            yield Problem("model.rotary_percent", self.rotary_percent,
+                          f"turns {self.rotary_dim} of a head's {self.head_dim} dimensions, which are no pairs",
+                          "choose it, or kv_channels, so that an even number of dimensions is turned")
+        if self.rotary_base <= 1:
+            yield Problem("model.rotary_base", self.rotary_base, "must be above 1", "use 10000")
+
     def _choice_problems(self) -> Iterator[Problem]:
         for name, choices in (("attention_backend", ATTENTION_BACKENDS), ("norm_placement", NORM_PLACEMENTS),
-                              ("activation", ACTIVATIONS)):
+                              ("activation", ACTIVATIONS), ("position_embedding_type", POSITION_EMBEDDINGS),
+                              ("recompute_granularity", RECOMPUTE_GRANULARITIES),
+                              ("recompute_method", RECOMPUTE_METHODS)):
             if getattr(self, name) not in choices:
                 yield Problem(f"model.{name}", getattr(self, name), "is not a known choice",
-                              f"use one of {', '.join(choices)}")
+                              f"use one of {', '.join(map(str, choices))}")
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:

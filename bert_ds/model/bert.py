@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from bert_ds.config.model import ModelConfig
+from bert_ds.model.dropout import BatchKey, layer_keys
 from bert_ds.model.embeddings import EmbeddingTail, ModelInputs, WordEmbeddings
 from bert_ds.model.heads import HeadOutputs, LogitBias, PretrainingHeads, pass_word_weight
 from bert_ds.model.init import initialize_parameter
 from bert_ds.model.transformer_layer import TransformerLayer
 from bert_ds.ops.attention import AttentionQuery, RowKind, choose_backend
 from bert_ds.parallel.context import ParallelContext
-from bert_ds.random_keys import DropoutKey
 
 WORD_EMBEDDINGS = "word_embeddings"
 """Key of the tied word table."""
@@ -103,14 +103,16 @@ class BertModel(nn.Module):
         self.config = config
         self._layer_defs = bert_layers(config, ctx, compute)
         self._word_index = 0
+        self._token_group = ctx.tp_group if ctx.sequence_parallel else None
         self.layers = nn.ModuleList(nn.Identity() if layer.second_use else layer.build() for layer in self._layer_defs)
         self.to(ctx.device, compute.dtype)
 
-    def forward(self, inputs: ModelInputs, key: DropoutKey | None = None) -> HeadOutputs:
+    def forward(self, inputs: ModelInputs, key: BatchKey | None = None) -> HeadOutputs:
         """Runs all layers; `key` switches dropout on."""
         values: Any = inputs
+        keys = layer_keys(key, range(len(self.layers)), inputs[2], self._token_group) if key else None
         for index, (layer_def, layer) in enumerate(zip(self._layer_defs, self.layers, strict=True)):
-            layer_key = key.for_layer(index) if key else None
+            layer_key = keys[index] if keys else None
             if layer_def.second_use:
                 values = layer_def.second_use(self.layers[self._word_index], values, layer_key)
             else:

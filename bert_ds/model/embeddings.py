@@ -7,16 +7,16 @@ share of them under sequence parallelism.
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from bert_ds.config.model import ModelConfig
+from bert_ds.model.dropout import EMBEDDING, DropoutKey
 from bert_ds.ops.attention import RowKind
 from bert_ds.parallel.collectives import own_tokens
 from bert_ds.parallel.context import ParallelContext
 from bert_ds.parallel.embedding import VocabParallelEmbedding
 from bert_ds.parallel.sharding import mark_partial_gradient
-from bert_ds.random_keys import DropoutKey, keyed_dropout
+from bert_ds.random_keys import keyed_dropout
 
 ModelInputs = tuple[Tensor, Tensor, Tensor, Tensor]
 """(input_ids_BS, token_type_ids_BS, segment_ids_BS, masked_positions_BP)."""
@@ -56,7 +56,7 @@ class EmbeddingTail(nn.Module):
         hidden_TH = words_TH + self.position_embeddings(self._own(self._positions(segment_ids_BS)))
         if self.tokentype_embeddings is not None:
             hidden_TH = hidden_TH + self.tokentype_embeddings(self._own(token_type_ids_BS))
-        hidden_TH = keyed_dropout(hidden_TH, self._dropout, token_seed(key, "embedding", self._token_group))
+        hidden_TH = keyed_dropout(hidden_TH, self._dropout, key.token_hashes(EMBEDDING) if key else None)
         return hidden_TH, segment_ids_BS, masked_positions_BP
 
     def _own(self, values_BS: Tensor) -> Tensor:
@@ -67,14 +67,6 @@ class EmbeddingTail(nn.Module):
         if self._rows == "packed":
             return packed_positions(segment_ids_BS)
         return torch.arange(segment_ids_BS.size(1), device=segment_ids_BS.device).expand_as(segment_ids_BS)
-
-
-def token_seed(key: DropoutKey | None, site: str, token_group: dist.ProcessGroup | None) -> int | None:
-    """Seed of a dropout between the matrices: ranks that hold the same tokens drop the same elements, ranks that hold
-    other tokens drop others; None switches it off."""
-    if key is None:
-        return None
-    return key.replicated(site) if token_group is None else key.sharded(site)
 
 
 def packed_positions(segment_ids_BS: Tensor) -> Tensor:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from bert_ds.config.model import ModelConfig
+from bert_ds.model.dropout import DropoutKey
 from bert_ds.model.embeddings import StageTensors, WordEmbeddings, sequence_starts
 from bert_ds.model.transformer_layer import activation
 from bert_ds.parallel.collectives import gather_tokens_for_all
 from bert_ds.parallel.context import ParallelContext
 from bert_ds.parallel.sharding import mark_partial_gradient, sharded_parameter
-from bert_ds.random_keys import DropoutKey
 
 HeadOutputs = tuple[Tensor, Tensor, Tensor, Tensor]
 """(features_BPH, word_weight_VH, bias_V, sentence_logits_BM2); the last has no element without the binary head."""

@@ -6,16 +6,20 @@ matrices: B x S, row after row, or this rank's share of them under sequence para
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bert_ds.config.model import ModelConfig
-from bert_ds.model.embeddings import StageTensors, token_seed
+from bert_ds.model.dropout import ATTENTION, ATTENTION_OUTPUT, MLP_OUTPUT, DropoutKey
+from bert_ds.model.embeddings import StageTensors
 from bert_ds.ops.attention import AttentionBackend, RowKind, visible_mask
 from bert_ds.parallel.context import ParallelContext
 from bert_ds.parallel.linear import column_parallel_linear, row_parallel_linear
 from bert_ds.parallel.sharding import mark_partial_gradient
-from bert_ds.random_keys import DropoutKey, keyed_dropout
+from bert_ds.random_keys import hash_places, keyed_dropout, seed_generator
 
 
 def activation(x: Tensor, config: ModelConfig) -> Tensor:
@@ -32,7 +36,8 @@ class SelfAttention(nn.Module):
         self._heads = config.num_attention_heads // ctx.tp_size
         self._head_dim = config.head_dim
         self._dropout = config.attention_dropout
-        self._attend = backend.kernel
+        self._backend = backend
+        self._first_head, self._all_heads = ctx.tp_rank * self._heads, config.num_attention_heads
         self._rows = rows
         self.linear_qkv = column_parallel_linear(config.hidden_size, 3 * config.hidden_size, ctx)
         self.linear_proj = row_parallel_linear(config.hidden_size, config.hidden_size, ctx)
@@ -41,9 +46,19 @@ class SelfAttention(nn.Module):
         B, S = segment_ids_BS.shape
         qkv_BSN3D = self.linear_qkv(hidden_TH).view(B, S, self._heads, 3, self._head_dim)
         q_BNSD, k_BNSD, v_BNSD = (part.transpose(1, 2) for part in qkv_BSN3D.unbind(dim=3))
-        context_BNSD = self._attend(q_BNSD, k_BNSD, v_BNSD, visible_mask(segment_ids_BS, self._rows), self._dropout,
-                                    key.sharded("attention") if key else None)
+        context_BNSD = self._backend.kernel(q_BNSD, k_BNSD, v_BNSD, visible_mask(segment_ids_BS, self._rows),
+                                            self._dropout, self._head_hashes(key) if key else None)
         return self.linear_proj(context_BNSD.transpose(1, 2).reshape(B * S, self._heads * self._head_dim))
+
+    def seed(self, key: DropoutKey) -> None:
+        """Seeds the generator that the backend's dropout draws from, if it does."""
+        if self._backend.draws and self._dropout > 0:
+            seed_generator(key.rows.device, key.generator_seed)
+
+    def _head_hashes(self, key: DropoutKey) -> Tensor:
+        """One hash a row and local head, [B, N]; heads are counted over all tensor-parallel ranks."""
+        heads_N = torch.arange(self._heads, dtype=torch.int32, device=key.rows.device) + self._first_head
+        return hash_places(key.seeds_4[ATTENTION], key.rows[:, None] * self._all_heads + heads_N)
 
 
 class FeedForward(nn.Module):
@@ -70,12 +85,12 @@ class TransformerLayer(nn.Module):
     def __init__(self, config: ModelConfig, ctx: ParallelContext, backend: AttentionBackend, rows: RowKind) -> None:
         super().__init__()
         self._dropout = config.hidden_dropout
-        self._token_group = ctx.tp_group if ctx.sequence_parallel else None
         self._post_norm = config.norm_placement == "post"
         self.input_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layernorm_epsilon)
         self.self_attention = SelfAttention(config, ctx, backend, rows)
         self.pre_mlp_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layernorm_epsilon)
         self.mlp = FeedForward(config, ctx)
+        self._compute = self._compiled(ctx) if config.compile else self._layer
         if ctx.sequence_parallel:
             for norm in (self.input_layernorm, self.pre_mlp_layernorm):
                 mark_partial_gradient(norm.weight)
@@ -83,14 +98,22 @@ class TransformerLayer(nn.Module):
 
     def forward(self, inputs: StageTensors, key: DropoutKey | None = None) -> StageTensors:
         hidden_TH, segment_ids_BS, masked_positions_BP = inputs
+        if key is not None:
+            self.self_attention.seed(key)
+        return self._compute(hidden_TH, segment_ids_BS, key), segment_ids_BS, masked_positions_BP
+
+    def _compiled(self, ctx: ParallelContext) -> Callable[[Tensor, Tensor, DropoutKey | None], Tensor]:
+        """One graph for all layers of a stage. Collectives cut it, so with tensor parallelism it is several."""
+        return torch.compile(self._layer, dynamic=False, fullgraph=ctx.tp_size == 1)
+
+    def _layer(self, hidden_TH: Tensor, segment_ids_BS: Tensor, key: DropoutKey | None) -> Tensor:
         normed_TH = self.input_layernorm(hidden_TH)
         residual_TH = normed_TH if self._post_norm else hidden_TH
         block_TH = self.self_attention(normed_TH, segment_ids_BS, key)
-        hidden_TH = residual_TH + self._drop(block_TH, key, "attention output")
+        hidden_TH = residual_TH + self._drop(block_TH, key, ATTENTION_OUTPUT)
         normed_TH = self.pre_mlp_layernorm(hidden_TH)
         residual_TH = normed_TH if self._post_norm else hidden_TH
-        hidden_TH = residual_TH + self._drop(self.mlp(normed_TH), key, "mlp output")
-        return hidden_TH, segment_ids_BS, masked_positions_BP
+        return residual_TH + self._drop(self.mlp(normed_TH), key, MLP_OUTPUT)
 
-    def _drop(self, block_TH: Tensor, key: DropoutKey | None, site: str) -> Tensor:
-        return keyed_dropout(block_TH, self._dropout, token_seed(key, site, self._token_group))
+    def _drop(self, block_TH: Tensor, key: DropoutKey | None, site: int) -> Tensor:
+        return keyed_dropout(block_TH, self._dropout, key.token_hashes(site) if key else None)

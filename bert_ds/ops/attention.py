@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bert_ds.errors import ConfigError
-from bert_ds.random_keys import keyed_dropout, seed_generator
+from bert_ds.random_keys import hash_places, keyed_dropout
 
 RowKind = Literal["full", "padded", "packed"]
 log = logging.getLogger(__name__)
@@ -42,8 +42,9 @@ class AttentionQuery:
     """Whether repeated runs have to give the same bits."""
 
 
-Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, float, int | None], Tensor]
-"""(q_BNSD, k_BNSD, v_BNSD, visible mask or None, dropout, dropout seed) -> context_BNSD."""
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, float, Tensor | None], Tensor]
+"""(q_BNSD, k_BNSD, v_BNSD, visible mask or None, dropout, one hash a head [B, N] or None) -> context_BNSD.
+None instead of hashes switches dropout off."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class AttentionBackend:
     kernel: Kernel
     refusal: Callable[[AttentionQuery], str | None]
     """Why it cannot serve a query, or None."""
+    draws: bool = True
+    """Whether its dropout draws from the device's generator, which the caller seeds; otherwise it follows hashes."""
 
 
 def visible_mask(segment_ids_BS: Tensor, rows: RowKind) -> Tensor | None:
@@ -68,25 +71,30 @@ def visible_mask(segment_ids_BS: Tensor, rows: RowKind) -> Tensor | None:
     return segment_ids_BS[:, None, :, None] == segment_ids_BS[:, None, None, :]
 
 
-def _local(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, seed: int | None) -> Tensor:
+def _local(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, head_hashes_BN: Tensor | None
+) -> Tensor:
     """The formula written out: softmax(q k^T / sqrt(D)) v, scores and softmax in fp32."""
     scores_BNSS = torch.matmul(q, k.transpose(-1, -2)).float() / math.sqrt(q.size(-1))
     if mask is not None:
         scores_BNSS = scores_BNSS.masked_fill(~mask, torch.finfo(torch.float32).min)
     probabilities_BNSS = scores_BNSS.softmax(dim=-1).to(v.dtype)
-    return torch.matmul(keyed_dropout(probabilities_BNSS, dropout, seed), v)
+    if head_hashes_BN is not None:
+        queries_S = torch.arange(q.size(2), dtype=torch.int32, device=q.device)
+        row_hashes_BNS = hash_places(head_hashes_BN.unsqueeze(-1), queries_S)
+        probabilities_BNSS = keyed_dropout(probabilities_BNSS, dropout, row_hashes_BNS)
+    return torch.matmul(probabilities_BNSS, v)
 
 
 def _sdpa(kernels: list[SDPBackend]) -> Kernel:
     """PyTorch's scaled_dot_product_attention restricted to the given kernels."""
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, seed: int | None) -> Tensor:
-        if seed is None:
-            dropout = 0.0
-        elif dropout > 0:
-            seed_generator(q.device, seed)
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, head_hashes_BN: Tensor | None
+    ) -> Tensor:
         with sdpa_kernel(kernels):
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+            return F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, dropout_p=0.0 if head_hashes_BN is None else dropout)
 
     return attend
 
@@ -123,7 +131,7 @@ BACKENDS = (
     AttentionBackend("fused", _sdpa([SDPBackend.CUDNN_ATTENTION]), _refuses_fused),
     AttentionBackend("flash", _sdpa([SDPBackend.FLASH_ATTENTION]), _refuses_flash),
     AttentionBackend("unfused", _sdpa([SDPBackend.MATH]), _serves_all),
-    AttentionBackend("local", _local, _serves_all),
+    AttentionBackend("local", _local, _serves_all, draws=False),
 )
 """In the order in which `auto` tries them."""
 

@@ -44,14 +44,20 @@ class _SumForward(torch.autograd.Function):
         return grad, None
 
 
+@torch.compiler.disable
+def _apply(function: type[torch.autograd.Function], tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Outside of compiled graphs, which end here and begin again: a compiler knows nothing of process groups."""
+    return function.apply(tensor, group)
+
+
 def copy_to_tensor_parallel(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """Hands a replicated tensor to ranks that each compute another part: their gradients are summed."""
-    return tensor if group is None else _SumGradient.apply(tensor, group)
+    return tensor if group is None else _apply(_SumGradient, tensor, group)
 
 
 def reduce_from_tensor_parallel(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """Sums the partial results of all ranks into a replicated tensor."""
-    return tensor if group is None else _SumForward.apply(tensor, group)
+    return tensor if group is None else _apply(_SumForward, tensor, group)
 
 
 class _GatherTokens(torch.autograd.Function):
@@ -95,17 +101,17 @@ class _GatherForAll(torch.autograd.Function):
 
 def gather_tokens(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """All ranks' tokens, [T/t, ...] -> [T, ...], for ranks that each compute another part: gradients are summed."""
-    return tensor if group is None else _GatherTokens.apply(tensor, group)
+    return tensor if group is None else _apply(_GatherTokens, tensor, group)
 
 
 def reduce_scatter_tokens(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """Sums the partial results of all ranks and keeps this rank's tokens, [T, ...] -> [T/t, ...]."""
-    return tensor if group is None else _ReduceScatterTokens.apply(tensor, group)
+    return tensor if group is None else _apply(_ReduceScatterTokens, tensor, group)
 
 
 def gather_tokens_for_all(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """All ranks' tokens, [T/t, ...] -> [T, ...], for a computation that every rank does alike."""
-    return tensor if group is None else _GatherForAll.apply(tensor, group)
+    return tensor if group is None else _apply(_GatherForAll, tensor, group)
 
 
 def own_tokens(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:

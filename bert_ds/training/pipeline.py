@@ -5,7 +5,7 @@ Kept here, not in model/, because training/ is the only folder that imports Deep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 from bert_ds.config.model import ModelConfig
 from bert_ds.model.bert import ComputeSettings, LayerDef, bert_layers
+from bert_ds.model.dropout import BatchKey, DropoutKey, layer_keys
 from bert_ds.model.init import initialize_parameter
 from bert_ds.model.loss import PretrainingLoss
 from bert_ds.model.transformer_layer import TransformerLayer
 from bert_ds.parallel.context import ParallelContext
-from bert_ds.random_keys import DropoutKey
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,21 @@ class BertPipeline(PipelineModule):
 
     def forward(self, inputs: Any) -> Any:
         """This stage's layers on one micro-batch; called by the engine."""
-        key = None
-        if self.training:
-            key = DropoutKey(self._seed, self._step, self._micro_batch, self._ctx.dp_rank, self._ctx.tp_rank)
-            self._micro_batch += 1
+        # The segment ids are the last but one of whatever a stage receives.
+        keys = self._keys(inputs[-2]) if self.training else None
         for run in self._runs:
-            inputs = _execute(run, inputs, key)
+            inputs = _execute(run, inputs, keys)
         return inputs
+
+    def _keys(self, segment_ids_BS: Tensor) -> dict[int, DropoutKey]:
+        """The dropout keys of this stage's layers for the next micro-batch, by global index."""
+        ctx, micro_batch_size = self._ctx, segment_ids_BS.size(0)
+        first_row = (self._micro_batch * ctx.dp_size + ctx.dp_rank) * micro_batch_size
+        self._micro_batch += 1
+        layers = range(self._local_start, self._local_stop)
+        token_group = ctx.tp_group if ctx.sequence_parallel else None
+        key = BatchKey(self._seed, self._step, first_row, ctx.tp_rank)
+        return dict(zip(layers, layer_keys(key, layers, segment_ids_BS, token_group), strict=True))
 
     def local_parameters(self) -> Iterator[LocalParameter]:
         """Every parameter of this stage once, in the order of the layers."""
@@ -125,13 +133,13 @@ def _spec(layer: LayerDef) -> LayerSpec:
     return TiedLayerSpec(layer.tied_key, layer.module, *layer.arguments, forward_fn=layer.second_use)
 
 
-def _execute(run: _Run, inputs: Any, key: DropoutKey | None) -> Any:
+def _execute(run: _Run, inputs: Any, keys: Mapping[int, DropoutKey] | None) -> Any:
     def layers(*tensors: Tensor) -> Any:
         values: Any = tensors
         for offset, function in enumerate(run.functions):
-            values = function(values, key.for_layer(run.first + offset) if key else None)
+            values = function(values, keys[run.first + offset] if keys else None)
         return values
 
-    if run.recompute and key is not None:
+    if run.recompute and keys is not None:
         return checkpoint(layers, *inputs, use_reentrant=False, preserve_rng_state=False)
     return layers(*inputs)

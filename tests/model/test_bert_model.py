@@ -16,9 +16,10 @@ from bert_ds.model.bert import BertModel, ComputeSettings, vocabulary_logits
 from bert_ds.model.embeddings import packed_positions, sequence_starts
 from bert_ds.model.init import initial_std, initialize_parameter
 from bert_ds.model.loss import LossSums, PretrainingLoss
-from bert_ds.ops.attention import BACKENDS, AttentionQuery, choose_backend, visible_mask
+from bert_ds.ops.attention import BACKENDS, AttentionBackend, AttentionQuery, choose_backend, visible_mask
 from bert_ds.parallel.context import ParallelContext
 from bert_ds.parallel.sharding import sharded_parameter
+from bert_ds.random_keys import hash_places, seed_generator
 
 CTX = ParallelContext.single_process()
 CONFIG = ModelConfig(num_layers=2, hidden_size=32, num_attention_heads=4, seq_length=24, max_position_embeddings=24,
@@ -221,11 +222,19 @@ def test_every_backend_agrees_with_the_formula_or_refuses(name: str, rows: str) 
         torch.testing.assert_close(found, wanted, **OTHER_KERNEL)
 
 
+def dropped(backend: AttentionBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seed: int) -> torch.Tensor:
+    """Attention with a quarter dropped."""
+    seed_generator(q.device, seed)
+    hashes_BN = hash_places(torch.tensor(seed, dtype=torch.int32, device=q.device), torch.arange(
+        q.size(0) * q.size(1), dtype=torch.int32, device=q.device).view(q.shape[:2]))
+    return backend.kernel(q, k, v, None, 0.25, hashes_BN)
+
+
 def test_attention_dropout_follows_its_seed_and_keeps_the_mean() -> None:
     for backend in BACKENDS[2:]:
         q, k = torch.zeros(1, 1, 64, 8), torch.zeros(1, 1, 64, 8)
         v = torch.ones(1, 1, 64, 8)
-        first, again, other = (backend.kernel(q, k, v, None, 0.25, seed) for seed in (5, 5, 6))
+        first, again, other = (dropped(backend, q, k, v, seed) for seed in (5, 5, 6))
         assert torch.equal(first, again)
         assert not torch.equal(first, other)
         assert float(first.mean()) == pytest.approx(1.0, abs=0.05)
