@@ -12,11 +12,14 @@ from bert_ds.config.model import ModelConfig
 from bert_ds.config.run import RunConfig
 from bert_ds.errors import CheckpointError, Problem
 
-_DEFINING = (
-    "num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "max_position_embeddings", "vocab_size",
-    "make_vocab_size_divisible_by", "binary_head", "norm_placement", "activation", "layernorm_epsilon",
+DEFINING = (
+    "num_layers", "hidden_size", "num_attention_heads", "kv_channels", "ffn_hidden_size", "position_embedding_type",
+    "max_position_embeddings", "rotary_percent", "rotary_base", "vocab_size", "make_vocab_size_divisible_by",
+    "binary_head", "untie_embeddings_and_output_weights", "norm_placement", "activation", "layernorm_epsilon",
 )
 """Settings of ModelConfig that weights depend on; dropout, initialisation and backends are free."""
+_USED_BY_ROPE = ("rotary_percent", "rotary_base")
+_UNUSED_WITH_ROPE = ("max_position_embeddings",)
 
 
 def run_config_as_dict(config: RunConfig) -> dict[str, Any]:
@@ -34,13 +37,20 @@ def model_config_from(manifest: Manifest) -> ModelConfig:
     return _model_config(manifest.config["model"])
 
 
-def model_problems(saved: Mapping[str, Any], wanted: ModelConfig) -> Iterator[Problem]:
-    """Every difference that keeps weights of the model `saved` (`manifest.config["model"]`) from serving `wanted`."""
+def model_problems(
+    saved: Mapping[str, Any], wanted: ModelConfig, *, heads_may_differ: bool = False
+) -> Iterator[Problem]:
+    """Every difference that keeps weights of the model `saved` (`manifest.config["model"]`) from serving `wanted`.
+
+    heads_may_differ: whether `wanted` may have the binary head that `saved` lacks, or lack the one that it has.
+    """
     former = _model_config(saved)
-    former, wanted = (replace(model, ffn_hidden_size=model.ffn_size) for model in (former, wanted))
-    for name in _DEFINING:
+    former, wanted = (replace(model, ffn_hidden_size=model.ffn_size, kv_channels=model.head_dim)
+                      for model in (former, wanted))
+    unused = _UNUSED_WITH_ROPE if wanted.position_embedding_type == "rope" else _USED_BY_ROPE
+    for name in (name for name in DEFINING if name not in unused):
         was, is_wanted = getattr(former, name), getattr(wanted, name)
-        if was != is_wanted:
+        if was != is_wanted and not (heads_may_differ and name == "binary_head"):
             repair = f"set it to {was}"
             if name == "vocab_size":
                 repair = "use the vocabulary of the checkpoint's run, with --vocab-extra-bos-eos if it had that"

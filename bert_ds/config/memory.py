@@ -22,7 +22,7 @@ class StageMemory:
 
     layers: int
     parameters: int
-    """Numbers that this rank holds, replicated ones and the second word table of the last stage included."""
+    """Numbers that this rank holds, replicated ones and the last stage's copy of a tied word table included."""
     weights: int
     gradients: int
     optimizer: int
@@ -62,9 +62,9 @@ def _stage(run: RunConfig, world_size: int, stage: int) -> StageMemory:
 
 
 def _copied(run: RunConfig, stage: int) -> int:
-    """Numbers of the word table's copy, which the last stage of several holds."""
+    """Numbers of the tied word table's copy, which the last stage of several holds."""
     stages = run.parallel.pipeline_model_parallel_size
-    if stages == 1 or stage < stages - 1:
+    if run.model.untie_embeddings_and_output_weights or stages == 1 or stage < stages - 1:
         return 0
     return run.model.padded_vocab_size * run.model.hidden_size // run.parallel.tensor_model_parallel_size
 
@@ -73,14 +73,14 @@ def stage_parameters(run: RunConfig, stage: int) -> int:
     """Numbers held by one rank of `stage`: matrices and the word table cut by tensor parallelism, the rest whole."""
     model, tensor = run.model, run.parallel.tensor_model_parallel_size
     stages = run.parallel.pipeline_model_parallel_size
-    hidden, ffn = model.hidden_size, model.ffn_size
+    hidden, ffn, projected = model.hidden_size, model.ffn_size, model.projection_size
     word_table = model.padded_vocab_size * hidden // tensor
-    sharded = (4 * hidden * hidden + 3 * hidden + 2 * hidden * ffn + ffn) // tensor
+    sharded = (4 * projected * hidden + 3 * projected + 2 * hidden * ffn + ffn) // tensor
     count = layers_of_stages(model, run.parallel)[stage] * (sharded + 6 * hidden)
     if stage == 0:
-        count += word_table + (model.max_position_embeddings + model.num_token_types) * hidden
+        count += word_table + (model.num_positions + model.num_token_types) * hidden
     if stage == stages - 1:
-        count += _copied(run, stage)
+        count += word_table if model.untie_embeddings_and_output_weights else _copied(run, stage)
         count += 2 * hidden + (hidden * hidden + 3 * hidden) + model.padded_vocab_size // tensor
         count += (hidden * hidden + 3 * hidden + 2) if model.binary_head else 0
     return count
@@ -97,24 +97,37 @@ def _activations(run: RunConfig, world_size: int, stage: int, layers: int) -> in
     engine, stages = run.engine, run.parallel.pipeline_model_parallel_size
     accumulation = engine.accumulation(run.parallel.data_parallel_size(world_size))
     in_flight = min(stages - stage, accumulation)
-    layer = _layer_activations(run)
-    interval = engine.activation_checkpoint_interval
+    linear, attention = _linear_activations(run), _attention_activations(run)
+    if run.model.recompute_granularity == "selective":
+        return in_flight * layers * linear + attention
+    layer, interval = linear + attention, run.recompute_interval
     if not interval:
         return in_flight * layers * layer
+    if run.model.recompute_method == "block":
+        recomputed = min(interval, layers)
+        return in_flight * (recomputed * _hidden_bytes(run) + (layers - recomputed) * layer) + layer
     kept = -(-layers // interval) * _hidden_bytes(run)
     return in_flight * kept + min(interval, layers) * layer
 
 
-def _layer_activations(run: RunConfig) -> int:
-    """Bytes one layer keeps for one micro-batch; the attention matrix only where it is written to memory."""
+def _linear_activations(run: RunConfig) -> int:
+    """Bytes one layer keeps for one micro-batch, without those of attention between its two projections."""
     model, tensor = run.model, run.parallel.tensor_model_parallel_size
     scale = 2 if run.engine.precision == "fp32" else 1
     tokens = run.engine.micro_batch_size * model.seq_length
-    kept = tokens * model.hidden_size * (10 + 24 // min(tensor, 24)) * scale
+    return tokens * (10 * model.hidden_size + (8 * model.projection_size + 4 * model.ffn_size) // tensor) * scale
+
+
+def _attention_activations(run: RunConfig) -> int:
+    """Bytes that attention adds: its matrix where it is written to memory, and a mask as kernels take it."""
+    model, tensor = run.model, run.parallel.tensor_model_parallel_size
+    scale = 2 if run.engine.precision == "fp32" else 1
+    tokens = run.engine.micro_batch_size * model.seq_length
+    kept = 0
     if model.attention_backend in ("local", "unfused"):
         kept += 5 * model.num_attention_heads * tokens * model.seq_length * scale // tensor
     if run.data.row_kind == "packed":
-        kept += 2 * tokens * model.seq_length * scale  # the block-diagonal mask, as kernels take it
+        kept += 2 * tokens * model.seq_length * scale
     return kept
 
 

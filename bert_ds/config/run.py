@@ -27,6 +27,12 @@ class RunConfig:
     engine: EngineConfig
     output: OutputConfig
 
+    @property
+    def recompute_interval(self) -> int:
+        """The k of `model.recompute_method`; 0 where no whole layers are recomputed."""
+        whole_layers = self.model.recompute_granularity == "full"
+        return self.engine.activation_checkpoint_interval or int(whole_layers)
+
     def validate(self, world_size: int) -> None:
         """Raises ConfigError with all problems of this run on `world_size` ranks."""
         raise_if_any(ConfigError, self.problems(world_size))
@@ -40,6 +46,7 @@ class RunConfig:
         layout = list(self.parallel.problems(self.model, world_size))
         yield from layout
         yield from self._accumulation_problems()
+        yield from self._recompute_problems()
         if self.parallel.pipeline_model_parallel_size > 1:
             yield from self._pipeline_problems()
         if layout:
@@ -54,6 +61,16 @@ class RunConfig:
             yield Problem("parallel.sequence_parallel", True,
                           f"cannot cut the {tokens} tokens of a micro-batch over {tensor} tensor-parallel ranks",
                           f"choose micro batch and seq_length so that their product is a multiple of {tensor}")
+
+    def _recompute_problems(self) -> Iterator[Problem]:
+        interval = self.engine.activation_checkpoint_interval
+        if self.model.recompute_granularity == "selective" and interval:
+            yield Problem("model.recompute_granularity", "selective",
+                          f"contradicts pipeline.activation_checkpoint_interval={interval}, which recomputes whole layers",
+                          "set the interval to 0, or recompute_granularity to full")
+        if self.model.recompute_method == "block" and not self.recompute_interval:
+            yield Problem("model.recompute_method", "block", "says which whole layers to recompute, and none are",
+                          "set recompute_granularity to full, or leave recompute_method out")
 
     def _accumulation_problems(self) -> Iterator[Problem]:
         summed = self.parallel.pipeline_model_parallel_size > 1 or self.parallel.sequence_parallel

@@ -13,8 +13,8 @@ PREDICTED_PERCENT = 15
 
 def layer_flops(model: ModelConfig) -> int:
     """Multiplications and additions of one transformer layer for one token, forward: matrices and attention."""
-    hidden = model.hidden_size
-    return 8 * hidden * hidden + 4 * hidden * model.ffn_size + 4 * model.seq_length * hidden
+    hidden, projected = model.hidden_size, model.projection_size
+    return 8 * hidden * projected + 4 * hidden * model.ffn_size + 4 * model.seq_length * projected
 
 
 def head_flops(model: ModelConfig) -> int:
@@ -29,23 +29,28 @@ def stage_layers(model: ModelConfig, stages: int) -> tuple[int, ...]:
     The most expensive stage is as cheap as possible, the head counting on the last one; among such cuts the most even
     is taken. 1 <= stages <= model.num_layers, which `ParallelConfig.problems` checks.
     """
-    layers = model.num_layers
-    assert 1 <= stages <= layers, (stages, layers)
-    if stages == 1:
-        return (layers,)
+    others, with_head = _layers_of_ranks(model, stages, least=1)
+    return (*others, with_head)
+
+
+def dualpipev_stage_layers(model: ModelConfig, ranks: int) -> tuple[int, ...]:
+    """The same for the 2 x `ranks` stages of DualPipeV, of which rank r holds r and the one as far from the end.
+
+    The most expensive rank is as cheap as possible, the head counting on the first one; then each rank's two stages
+    are made as even as they can be. 2 <= 2 x ranks <= model.num_layers.
+    """
+    others, with_head = _layers_of_ranks(model, ranks, least=2)
     layer, head = layer_flops(model), head_flops(model)
-
-    def unevenness(last: int) -> tuple[int, int]:
-        costs = [count * layer for count in _spread(layers - last, stages - 1)] + [last * layer + head]
-        return max(costs), sum(cost * cost for cost in costs)
-
-    last = min(range(1, layers - stages + 2), key=unevenness)
-    return (*_spread(layers - last, stages - 1), last)
+    last = min(range(1, with_head), key=lambda count: abs((with_head - 2 * count) * layer - head))
+    out = [with_head - last, *(-(-count // 2) for count in others)]
+    back = [last, *(count // 2 for count in others)]
+    return (*out, *reversed(back))
 
 
 def layers_of_stages(model: ModelConfig, parallel: ParallelConfig) -> tuple[int, ...]:
     """Layers of each stage of a run: given by hand, or balanced."""
-    return parallel.layers_by_hand or stage_layers(model, parallel.pipeline_model_parallel_size)
+    balanced = dualpipev_stage_layers if parallel.is_dualpipev else stage_layers
+    return parallel.layers_by_hand or balanced(model, parallel.pipeline_model_parallel_size)
 
 
 def stage_bounds(model: ModelConfig, parallel: ParallelConfig) -> tuple[tuple[int, int], ...]:
@@ -54,6 +59,21 @@ def stage_bounds(model: ModelConfig, parallel: ParallelConfig) -> tuple[tuple[in
     for count in layers_of_stages(model, parallel):
         ends.append(ends[-1] + count)
     return tuple(pairwise(ends))
+
+
+def _layers_of_ranks(model: ModelConfig, ranks: int, least: int) -> tuple[list[int], int]:
+    """Layers of each pipeline rank without the head, and of the one with it; none has fewer than `least`."""
+    layers, layer, head = model.num_layers, layer_flops(model), head_flops(model)
+    assert 1 <= ranks and least * ranks <= layers, (ranks, layers)
+    if ranks == 1:
+        return [], layers
+
+    def unevenness(with_head: int) -> tuple[int, int]:
+        costs = [count * layer for count in _spread(layers - with_head, ranks - 1)] + [with_head * layer + head]
+        return max(costs), sum(cost * cost for cost in costs)
+
+    with_head = min(range(least, layers - least * (ranks - 1) + 1), key=unevenness)
+    return _spread(layers - with_head, ranks - 1), with_head
 
 
 def _spread(layers: int, stages: int) -> list[int]:

@@ -1,7 +1,8 @@
 """How much useful arithmetic a step does, and which share of the hardware's peak that is.
 
 FLOPs of one row, forward and backward (backward = 2 x forward), nothing recomputed counted:
-  3 x [ L x S x (8 H^2 + 4 H F + 4 S H) + P x (2 H^2 + 2 H V) + M x 2 H^2 ]
+  3 x [ L x S x (8 H A + 4 H F + 4 S A) + P x (2 H^2 + 2 H V) + M x 2 H^2 ]
+where A is heads x head dimension, the width of the queries, equal to H unless kv_channels says otherwise,
 with attention in both directions and the head only on the P positions that are computed. In a packed row of up to M
 sequences attention counts over the whole row: the kernels compute it, then mask it.
 MFU = FLOPs of a step / (seconds x GPUs x dense 16-bit peak).

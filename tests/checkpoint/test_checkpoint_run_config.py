@@ -37,8 +37,14 @@ def test_shapes_and_cuts_are_those_of_the_model(binary_head: bool, tp: int) -> N
 
 @pytest.mark.parametrize(("changes", "named"), [
     ({"num_layers": 3}, ["model.num_layers=3: the checkpoint's model has 2"]),
-    ({"hidden_size": 48, "ffn_hidden_size": 80}, ["model.hidden_size=48", "model.ffn_hidden_size=80"]),
+    ({"hidden_size": 48, "ffn_hidden_size": 80}, ["model.hidden_size=48", "model.kv_channels=12", "model.ffn_hidden_size=80"]),
     ({"ffn_hidden_size": None}, ["model.ffn_hidden_size=96: the checkpoint's model has 40"]),
+    ({"kv_channels": 6}, []),
+    ({"kv_channels": 8}, ["model.kv_channels=8: the checkpoint's model has 6"]),
+    ({"position_embedding_type": "rope", "max_position_embeddings": 99},
+     ["model.position_embedding_type=rope: the checkpoint's model has learned_absolute"]),
+    ({"rotary_base": 500.0}, []),
+    ({"untie_embeddings_and_output_weights": True}, ["model.untie_embeddings_and_output_weights=True"]),
     ({"norm_placement": "post"}, ["model.norm_placement=post"]),
     ({"layernorm_epsilon": 1e-12}, ["model.layernorm_epsilon=1e-12"]),
     ({"binary_head": False}, ["model.binary_head=False"]),
@@ -58,8 +64,8 @@ def test_a_vocabulary_of_another_size_cannot_be_set() -> None:
 
 
 def test_a_model_of_a_later_version_is_refused() -> None:
-    saved = {**run_config_as_dict(run_config(model_config()))["model"], "rotary_base": 10000}
-    with pytest.raises(CheckpointError, match="model=rotary_base: are settings that this version does not know"):
+    saved = {**run_config_as_dict(run_config(model_config()))["model"], "alibi_slopes": 8}
+    with pytest.raises(CheckpointError, match="model=alibi_slopes: are settings that this version does not know"):
         list(model_problems(saved, model_config()))
 
 
