@@ -48,6 +48,14 @@ def zero_stage(text: str) -> int:
     return int(text)
 
 
+def virtual_stages(text: str) -> str:
+    """The pipeline schedule with so many stages a rank."""
+    schedules = {"1": "1f1b", "2": "dualpipev"}
+    if text not in schedules:
+        raise WrongTypeError("1 or 2: DualPipeV gives each pipeline rank two stages, and no schedule gives it more")
+    return schedules[text]
+
+
 MODEL_FLAGS = (
     Flag(name="--num-layers", setting="model.num_layers"),
     Flag(name="--hidden-size", setting="model.hidden_size"),
@@ -85,6 +93,9 @@ PARALLEL_FLAGS = (
     Flag(name="--tensor-model-parallel-size", setting="parallel.tensor_model_parallel_size"),
     Flag(name="--sequence-parallel", setting="parallel.sequence_parallel", constant=True),
     Flag(name="--pipeline-model-parallel-size", setting="parallel.pipeline_model_parallel_size"),
+    Flag(name="--pipeline-schedule", setting="parallel.pipeline_schedule"),
+    Flag(name="--num-virtual-stages-per-pipeline-rank", setting="parallel.pipeline_schedule", convert=virtual_stages,
+         help="Megatron's name for --pipeline-schedule: 2 is dualpipev, 1 is 1f1b."),
     Flag(name="--stage-layers", setting="parallel.stage_layers"),
 )
 
@@ -155,6 +166,8 @@ SCHEDULE_FLAGS = (
     Flag(name="--lr-wsd-decay-style", setting="schedule.lr_wsd_decay_style"),
     Flag(name="--eval-interval", setting="schedule.eval_interval"),
     Flag(name="--eval-iters", setting="schedule.eval_iters"),
+    Flag(name="--eval-micro-batch-size", setting="schedule.eval_micro_batch_size"),
+    Flag(name="--eval-seq-length", setting="schedule.eval_seq_length"),
     Flag(name="--loss-normalization", setting="schedule.loss_normalization"),
     Flag(name="--exit-interval", setting="schedule.exit_interval"),
     Flag(name="--deterministic-mode", setting="schedule.deterministic_mode", constant=True),

@@ -11,6 +11,8 @@ from bert_ds.errors import Problem
 ATTENTION_BACKENDS = ("auto", "flash", "fused", "unfused", "local")
 NORM_PLACEMENTS = ("pre", "post")
 ACTIVATIONS = ("gelu", "gelu_tanh")
+SHORTEST_ROW = 8
+"""Tokens of a row with two sentences."""
 POSITION_EMBEDDINGS = ("learned_absolute", "rope")
 RECOMPUTE_GRANULARITIES = (None, "full", "selective")
 RECOMPUTE_METHODS = ("uniform", "block")
@@ -142,8 +144,9 @@ class ModelConfig:
             yield Problem("model.seq_length", self.seq_length,
                           f"is longer than model.max_position_embeddings={self.max_position_embeddings}",
                           f"set max_position_embeddings to {self.seq_length}")
-        if self.seq_length < 8:
-            yield Problem("model.seq_length", self.seq_length, "leaves no room for two sentences", "use 8 or more")
+        if self.seq_length < SHORTEST_ROW:
+            yield Problem("model.seq_length", self.seq_length, "leaves no room for two sentences",
+                          f"use {SHORTEST_ROW} or more")
         for name in ("hidden_dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 yield Problem(f"model.{name}", getattr(self, name), "is not a probability below 1", "use 0 <= p < 1")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bert_ds.config.data import DataConfig
 from bert_ds.config.engine import EngineConfig
-from bert_ds.config.model import ModelConfig
+from bert_ds.config.model import SHORTEST_ROW, ModelConfig
 from bert_ds.config.output import OutputConfig
 from bert_ds.config.parallel import ParallelConfig
 from bert_ds.config.schedule import ScheduleConfig
@@ -33,6 +33,22 @@ class RunConfig:
         whole_layers = self.model.recompute_granularity == "full"
         return self.engine.activation_checkpoint_interval or int(whole_layers)
 
+    @property
+    def eval_micro_batch_size(self) -> int:
+        """Rows in one forward pass of one rank in evaluation."""
+        own = self.schedule.eval_micro_batch_size
+        return self.engine.micro_batch_size if own is None else own
+
+    @property
+    def eval_seq_length(self) -> int:
+        """Tokens in a row of validation and test data."""
+        own = self.schedule.eval_seq_length
+        return self.model.seq_length if own is None else own
+
+    def eval_accumulation(self, data_parallel_size: int) -> int:
+        """Micro-batches of one rank in one global batch of an evaluation; call `problems` first."""
+        return self.engine.global_batch_size // (self.eval_micro_batch_size * data_parallel_size)
+
     def validate(self, world_size: int) -> None:
         """Raises ConfigError with all problems of this run on `world_size` ranks."""
         raise_if_any(ConfigError, self.problems(world_size))
@@ -51,16 +67,50 @@ class RunConfig:
             yield from self._pipeline_problems()
         if layout:
             yield from self.engine.layout_free_problems()
-        else:
-            yield from self.engine.problems(self.parallel.data_parallel_size(world_size))
-            yield from self._sequence_problems()
+            return
+        copies = self.parallel.data_parallel_size(world_size)
+        yield from self.engine.problems(copies)
+        micro, total = self.engine.micro_batch_size, self.engine.global_batch_size
+        if micro >= 1 and total >= 1 and total % (micro * copies) == 0:
+            yield from self._shape_problems("train_micro_batch_size_per_gpu", micro, self.model.seq_length, copies)
+            if self.schedule.eval_interval is not None:
+                yield from self._evaluation_problems(copies)
 
-    def _sequence_problems(self) -> Iterator[Problem]:
-        tokens, tensor = self.engine.micro_batch_size * self.model.seq_length, self.parallel.tensor_model_parallel_size
+    def _evaluation_problems(self, copies: int) -> Iterator[Problem]:
+        """What is wrong with the shape of evaluation, `copies` being the data-parallel size."""
+        if self.schedule.eval_micro_batch_size is None and self.schedule.eval_seq_length is None:
+            return
+        micro, seq_length = self.eval_micro_batch_size, self.eval_seq_length
+        if not SHORTEST_ROW <= seq_length <= self.model.max_position_embeddings:
+            yield Problem("schedule.eval_seq_length", seq_length, f"is not between {SHORTEST_ROW} and "
+                          f"model.max_position_embeddings={self.model.max_position_embeddings}",
+                          f"use at most {self.model.max_position_embeddings}, or leave it out")
+        rows = self.engine.global_batch_size // copies
+        if micro < 1 or rows % micro:
+            nearest = max(size for size in range(1, max(micro, 1) + 1) if rows % size == 0)
+            yield Problem("schedule.eval_micro_batch_size", micro,
+                          f"does not divide the {rows} rows of a global batch that each data-parallel rank evaluates",
+                          f"use {nearest}, or leave it out")
+            return
+        yield from self._shape_problems("schedule.eval_micro_batch_size", micro, seq_length, copies)
+
+    def _shape_problems(self, name: str, micro_batch_size: int, seq_length: int, copies: int) -> Iterator[Problem]:
+        """What the layout asks of micro-batches; `name` is the setting that gives their size."""
+        total, least = self.engine.global_batch_size, self.parallel.least_accumulation
+        accumulation = total // (micro_batch_size * copies)
+        if accumulation < least:
+            smaller = total // (least * copies)
+            yield Problem("parallel.pipeline_schedule", self.parallel.pipeline_schedule,
+                          f"needs {least} micro-batches or more on each rank, and {name}={micro_batch_size} of a global "
+                          f"batch of {total} over data-parallel size {copies} makes {accumulation}",
+                          f"use a global batch of {least * micro_batch_size * copies}" +
+                          (f", or a micro batch of at most {smaller}" if smaller else "") + ", or schedule 1f1b")
+        tokens, tensor = micro_batch_size * seq_length, self.parallel.tensor_model_parallel_size
         if self.parallel.sequence_parallel and tokens % tensor:
             yield Problem("parallel.sequence_parallel", True,
-                          f"cannot cut the {tokens} tokens of a micro-batch over {tensor} tensor-parallel ranks",
-                          f"choose micro batch and seq_length so that their product is a multiple of {tensor}")
+                          f"cannot cut the {tokens} tokens of {name}={micro_batch_size} rows of {seq_length} over "
+                          f"{tensor} tensor-parallel ranks",
+                          f"choose micro batch and sequence length so that their product is a multiple of {tensor}")
 
     def _recompute_problems(self) -> Iterator[Problem]:
         interval = self.engine.activation_checkpoint_interval

@@ -40,6 +40,10 @@ class ScheduleConfig:
     """Iterations between evaluations; None means never."""
     eval_iters: int = 10
     """Global batches of an evaluation."""
+    eval_micro_batch_size: int | None = None
+    """Rows in one forward pass of one rank in evaluation; None means that of training. The samples stay the same."""
+    eval_seq_length: int | None = None
+    """Tokens in a row of validation and test data; None means that of training."""
     loss_normalization: Literal["global_batch", "micro_batch"] = "global_batch"
     """global_batch: every masked token of the global batch counts the same, so the update does not depend on how the
     batch is split. micro_batch: Megatron's mean of the micro-batches' means."""
