@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bert_ds.checkpoint.reader import Checkpoint, find_latest
+from bert_ds.checkpoint.reader import Checkpoint
+from bert_ds.checkpoint.starting_point import folder_to_start_from
 from bert_ds.cli.data_files import data_prefixes, missing_data
 from bert_ds.cli.resolve import resolve_run
 from bert_ds.config.data import DataConfig
@@ -55,9 +56,8 @@ def _run(argv: Sequence[str]) -> int:
 
 def _with_planned_order(run: RunConfig) -> RunConfig:
     """The run with the sample order of the checkpoint that it goes on from, if any."""
-    folder = Path(run.output.load) if run.output.load is not None else None
-    latest = find_latest(folder) if folder is not None and folder.is_dir() else None
-    saved = None if latest is None else Checkpoint.open(latest).manifest.config
+    start = folder_to_start_from(replace(run.output, exit_on_missing_checkpoint=False))
+    saved = Checkpoint.open(start[0]).manifest.config if start and start[1] else None
     return replace(run, data=replace(run.data, planned_samples=planned_samples(run, saved)))
 
 

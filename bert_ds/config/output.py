@@ -15,7 +15,20 @@ class OutputConfig:
     save: str | None = None
     """Folder of the checkpoints; None saves nothing."""
     load: str | None = None
-    """Folder to resume from; a folder without a checkpoint starts a new run."""
+    """Folder to resume from, or one checkpoint in it. Where it is the folder of `save` and holds no checkpoint yet, a
+    new run starts."""
+    ckpt_step: int | None = None
+    """Iteration of the checkpoint to load; None means the newest."""
+    exit_on_missing_checkpoint: bool = False
+    """Refuse to start a new run where `load` holds no checkpoint."""
+    finetune: bool = False
+    """Take the weights of `load` alone and start at iteration 0, with this run's data, schedule and optimizer. Started
+    again, the run goes on from its own checkpoints in `save`."""
+    load_optim: bool = True
+    """Take AdamW's moments and the loss scale from the checkpoint; otherwise they start afresh, at the checkpoint's
+    iteration, learning rate and place in the data."""
+    save_optim: bool = True
+    """Save AdamW's moments; a checkpoint without them is a third as large and resumes with load_optim switched off."""
     save_interval: int | None = None
     """Iterations between checkpoints; the last iteration is saved as well."""
     tensorboard_dir: str | None = None
@@ -25,9 +38,22 @@ class OutputConfig:
 
     def problems(self) -> Iterator[Problem]:
         """Everything that is wrong with these settings."""
+        yield from self._load_problems()
         if self.save_interval is not None and self.save is None:
             yield Problem("output.save_interval", self.save_interval, "has no folder to save to", "set output.save")
         for name in ("save_interval", "log_interval"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 yield Problem(f"output.{name}", value, "must be at least 1", "give a positive number")
+
+    def _load_problems(self) -> Iterator[Problem]:
+        if self.load is None:
+            for name in ("ckpt_step", "exit_on_missing_checkpoint", "finetune"):
+                value = getattr(self, name)
+                if value not in (None, False):
+                    yield Problem(f"output.{name}", value, "has no folder to load from", "set output.load")
+        elif self.finetune and self.load == self.save:
+            yield Problem("output.finetune", True, "would save among the checkpoints that it starts from",
+                          "give output.save another folder than output.load")
+        if self.ckpt_step is not None and self.ckpt_step < 0:
+            yield Problem("output.ckpt_step", self.ckpt_step, "is negative", "name an iteration that was saved")

@@ -7,13 +7,13 @@ remember: DataConfig.planned_samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from bert_ds.config.run import RunConfig
 from bert_ds.errors import ConfigError
 
-_DECIDES = {
+DECIDES = {
     "data": ("data_path", "train_data_path", "valid_data_path", "test_data_path", "split", "short_seq_prob",
              "mid_level_dataset_surplus", "pack_sequences", "max_sequences_per_row"),
     "model": ("seq_length", "binary_head"),
@@ -36,17 +36,6 @@ def planned_samples(run: RunConfig, saved: Mapping[str, Any] | None) -> int:
         raise ConfigError.of("data.planned_samples", own, "the samples of the checkpoint's run came in the order drawn "
                              f"for {before}", f"leave it out or set it to {before}")
     return before
-
-
-def changes_of_order(run: RunConfig, saved: Mapping[str, Any] | None) -> Iterator[str]:
-    """What of `run` gives it other samples than the run of its checkpoint would have had, one sentence each."""
-    for section, names in _DECIDES.items():
-        before = (saved or {}).get(section) or {}
-        for name in names:
-            value = getattr(getattr(run, section), name)
-            value = list(value) if isinstance(value, tuple) else value
-            if name in before and before[name] != value:
-                yield f"{section}.{name} was {before[name]} and is {value}: from here on the run reads other samples"
 
 
 def _plan_of(saved: Mapping[str, Any]) -> int | None:

@@ -16,7 +16,7 @@ from bert_ds.cli.launcher import ProcessPlace
 from bert_ds.config.run import RunConfig
 from bert_ds.data.bert_dataset import open_corpora
 from bert_ds.data.run_datasets import datasets_of_run
-from bert_ds.data.sample_order import changes_of_order, planned_samples
+from bert_ds.data.sample_order import planned_samples
 from bert_ds.data.vocabulary import Vocabulary
 from bert_ds.model.loss import LossSums
 from bert_ds.parallel.context import ParallelContext, build_context
@@ -24,7 +24,7 @@ from bert_ds.training.coordination import Coordinator
 from bert_ds.training.engine import build_engine, build_pipeline
 from bert_ds.training.launch import choose_device, join_process_group
 from bert_ds.training.metrics import Reporter
-from bert_ds.training.resume import find_checkpoint, load_checkpoint
+from bert_ds.training.resume import find_starting_point, load_checkpoint, tell_what_differs
 from bert_ds.training.save_lock import save_lock
 from bert_ds.training.state import TrainingState
 from bert_ds.training.throughput import peak_flops, row_flops
@@ -77,7 +77,7 @@ def run_job(prepared: Prepared) -> int:
             device=prepared.device, timeout=COLLECTIVE_LIMIT, sequence_parallel=run.parallel.sequence_parallel)
         with coordinator.entered(save_lock(run.output.save if ctx.rank == 0 else None)):
             code = coordinator.guarded(lambda: _train(run, ctx, coordinator, place, prepared.vocabulary))
-        coordinator.barrier("the end of the run")
+        coordinator.leave("the end of the run")
         return code
     finally:
         dist.destroy_process_group()
@@ -86,8 +86,10 @@ def run_job(prepared: Prepared) -> int:
 def _train(
     run: RunConfig, ctx: ParallelContext, coordinator: Coordinator, place: ProcessPlace, vocabulary: Vocabulary
 ) -> int:
-    checkpoint = find_checkpoint(run, ctx, coordinator, vocabulary)
-    saved = checkpoint.manifest if checkpoint else None
+    start = find_starting_point(run, ctx, coordinator, vocabulary)
+    if start is not None:
+        tell_what_differs(start, run, ctx)
+    saved = start.continued if start else None
     run = _with_order_kept(run, saved)
     train_samples = _train_samples(run, saved)
     datasets = coordinator.leaders_first(
@@ -96,7 +98,7 @@ def _train(
     sums = LossSums(ctx.device)
     pipeline = build_pipeline(run, ctx, sums)
     engine = build_engine(run, ctx, pipeline, engine_json(run, ctx.world_size))
-    state = load_checkpoint(checkpoint, ctx, coordinator, engine) if checkpoint else TrainingState()
+    state = load_checkpoint(start, ctx, coordinator, engine) if start else TrainingState()
     reporter = _reporter(run, ctx)
     _introduce(run, ctx)
     try:
@@ -108,10 +110,8 @@ def _train(
 
 def _with_order_kept(run: RunConfig, saved: Manifest | None) -> RunConfig:
     """The run with its plan of the sample order, which is that of the checkpoint it goes on from."""
-    config = saved.config if saved else None
-    for change in changes_of_order(run, config):
-        log.warning(change)
-    return replace(run, data=replace(run.data, planned_samples=planned_samples(run, config)))
+    planned = planned_samples(run, saved.config if saved else None)
+    return replace(run, data=replace(run.data, planned_samples=planned))
 
 
 def _train_samples(run: RunConfig, saved: Manifest | None) -> int:

@@ -20,6 +20,11 @@ class LearningRate:
     peak: float
     global_batch_size: int
 
+    def after_updates(self, updates: int) -> float:
+        """The rate of the next update after `updates`. Lengths are in iterations, so that a run which is resumed with
+        another batch size stays at its place on the curve."""
+        return self.at(updates * self.global_batch_size)
+
     def at(self, samples: int) -> float:
         """The rate of the next update after `samples`."""
         warmup = self.schedule.warmup_iters * self.global_batch_size

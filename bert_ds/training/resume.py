@@ -3,97 +3,149 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bert_ds.checkpoint.reader import Checkpoint, find_latest
+from bert_ds.checkpoint.config_diff import differences
+from bert_ds.checkpoint.format import WEIGHT, LayoutRecord, Manifest
+from bert_ds.checkpoint.parameters import parameter_shapes
+from bert_ds.checkpoint.reader import Checkpoint
 from bert_ds.checkpoint.run_config import model_problems, vocabulary_problems
-from bert_ds.config.output import OutputConfig
+from bert_ds.checkpoint.starting_point import StartingPoint, folder_to_start_from
 from bert_ds.config.run import RunConfig
+from bert_ds.config.schedule import ScheduleConfig
 from bert_ds.data.vocabulary import Vocabulary
 from bert_ds.errors import CheckpointError, raise_if_any
 from bert_ds.parallel.context import ParallelContext
 from bert_ds.training.coordination import Coordinator
 from bert_ds.training.engine import load_scaler_state
 from bert_ds.training.fragments import fragments, moments, refresh_model_weights, saved_buffers
+from bert_ds.training.lr_schedule import LearningRate
 from bert_ds.training.state import TrainingState
 
 log = logging.getLogger(__name__)
 
 
-def find_checkpoint(
+def find_starting_point(
     run: RunConfig, ctx: ParallelContext, coordinator: Coordinator, vocabulary: Vocabulary
-) -> Checkpoint | None:
-    """The newest complete checkpoint in `output.load`, on every rank; None where a new run starts.
+) -> StartingPoint | None:
+    """The checkpoint that the settings under `output` mean, on every rank; None where a new run starts.
 
     Raises:
         CheckpointError: the checkpoint is damaged or belongs to another model or vocabulary.
     """
     if run.output.load is None:
         return None
-    folder = coordinator.on_leader("looking for a checkpoint", lambda: _latest(run.output), leader=ctx.rank == 0)
-    if folder is None:
+
+    def find() -> dict[str, Any] | None:
+        found = folder_to_start_from(run.output)
+        return None if found is None else {"folder": str(found[0]), "continues": found[1]}
+
+    found = coordinator.on_leader("looking for a checkpoint", find, leader=ctx.rank == 0)
+    if found is None:
         log.info("no checkpoint in %s: a new run starts", run.output.load)
         return None
-    return coordinator.guarded(lambda: _open_for(run, Path(folder), vocabulary))
+    return coordinator.guarded(lambda: _open_for(run, Path(found["folder"]), found["continues"], vocabulary))
 
 
 def load_checkpoint(
-    checkpoint: Checkpoint, ctx: ParallelContext, coordinator: Coordinator, engine: Any
+    start: StartingPoint, ctx: ParallelContext, coordinator: Coordinator, engine: Any
 ) -> TrainingState:
-    """Puts the engine where the checkpoint's run was.
+    """Puts the engine where the checkpoint's run was, or gives it the checkpoint's weights alone.
 
     Every rank reads the ranges it needs, whatever the layout that saved them.
 
     Raises:
         CheckpointError: the content of a file is not what was written.
     """
+    checkpoint, manifest = start.checkpoint, start.checkpoint.manifest
     # Every rank hashes its share of the files: one flipped bit would train on for weeks.
-    own_share = checkpoint.manifest.files[ctx.rank :: ctx.world_size]
+    own_share = manifest.files[ctx.rank :: ctx.world_size]
     coordinator.guarded(lambda: checkpoint.verify(own_share, hashes=True))
-    coordinator.guarded(lambda: _restore(checkpoint, engine, ctx))
+    coordinator.guarded(lambda: _restore(start, engine, ctx))
     coordinator.barrier(f"reading {checkpoint.folder}")
     refresh_model_weights(engine)
-    manifest = checkpoint.manifest
+    if not start.continues:
+        log.info("the weights of %s are loaded; the run starts at iteration 0", checkpoint.folder)
+        return TrainingState()
     state = TrainingState(manifest.step, manifest.consumed_samples, manifest.successful_samples,
                           manifest.skipped_steps)
     engine.global_steps, engine.skipped_steps = state.step, state.skipped_steps
     engine.global_samples = state.consumed_samples
-    if manifest.loss_scaler is not None:
+    if start.with_optimizer and manifest.loss_scaler is not None:
         load_scaler_state(engine, manifest.loss_scaler)
-    log.info("resumed from %s at iteration %d, %d samples consumed", checkpoint.folder, state.step,
-             state.consumed_samples)
+    log.info("resumed from %s at iteration %d, %d samples consumed%s", checkpoint.folder, state.step,
+             state.consumed_samples, "" if start.with_optimizer else "; the optimizer starts afresh")
     return state
 
 
+def tell_what_differs(start: StartingPoint, run: RunConfig, ctx: ParallelContext) -> None:
+    """Logs what the run does otherwise than the one that saved the checkpoint, one line each; nothing if nothing."""
+    saved = start.continued
+    if saved is None:
+        lines = list(_heads_that_differ(start.checkpoint.manifest, run))
+        title = f"not every tensor of {start.checkpoint.folder} has its place in this run:"
+    else:
+        lines = [str(one) for one in differences(saved, run, LayoutRecord(ctx.tp_size, ctx.pp_size, ctx.dp_size))]
+        lines += _learning_rates(saved, run)
+        title = "differs from the run that saved the checkpoint (saved -> now):"
+    for line in [title, *(f"  {line}" for line in lines)] if lines else []:
+        log.info(line)
+
+
+def _heads_that_differ(saved: Manifest, run: RunConfig) -> Iterator[str]:
+    wanted = parameter_shapes(run.model)
+    missing = [name for name in wanted if name not in saved.parameters]
+    unused = [name for name in saved.parameters if name not in wanted]
+    if missing:
+        yield f"initialised from the seed: {', '.join(missing)}"
+    if unused:
+        yield f"not used: {', '.join(unused)}"
+
+
+def _learning_rates(saved: Manifest, run: RunConfig) -> Iterator[str]:
+    """The rate of the next update by the saved schedule and by this one, where they differ."""
+    schedule, engine = saved.config.get("schedule"), saved.config.get("engine")
+    if not schedule or not engine:
+        return
+    known = {field.name for field in fields(ScheduleConfig)}
+    former = ScheduleConfig(**{name: value for name, value in schedule.items() if name in known})
+    updates = saved.step - saved.skipped_steps
+    before = LearningRate(former, engine["lr"], engine["global_batch_size"]).after_updates(updates)
+    after = LearningRate(run.schedule, run.engine.lr, run.engine.global_batch_size).after_updates(updates)
+    if before != after:
+        yield f"learning rate of the next update: {before:.3e} -> {after:.3e}"
+
+
 @torch.no_grad()
-def _restore(checkpoint: Checkpoint, engine: Any, ctx: ParallelContext) -> None:
-    """Fills this rank's masters and moments."""
+def _restore(start: StartingPoint, engine: Any, ctx: ParallelContext) -> None:
+    """Fills this rank's masters and, with the optimizer, its moments; what the checkpoint lacks keeps its values."""
+    checkpoint, manifest = start.checkpoint, start.checkpoint.manifest
     for fragment in fragments(engine):
-        moments(engine, fragment.master)["step"].fill_(checkpoint.manifest.optimizer_step)
+        name = fragment.local.name
+        if name not in manifest.parameters:
+            assert not start.continues, f"{name}: model_problems admits no missing parameter"
+            continue
+        if start.with_optimizer:
+            moments(engine, fragment.master)["step"].fill_(manifest.optimizer_step)
         for kind, buffer in saved_buffers(engine, fragment).items():
-            fragment.of(buffer).copy_(checkpoint.read(
-                kind, fragment.local.name, tp_index=fragment.sharding.index, tp_count=fragment.sharding.count,
-                start=fragment.start, stop=fragment.start + fragment.numel))
+            if kind == WEIGHT or start.with_optimizer:
+                fragment.of(buffer).copy_(checkpoint.read(
+                    kind, name, tp_index=fragment.sharding.index, tp_count=fragment.sharding.count,
+                    start=fragment.start, stop=fragment.start + fragment.numel))
 
 
-def _open_for(run: RunConfig, folder: Path, vocabulary: Vocabulary) -> Checkpoint:
+def _open_for(run: RunConfig, folder: Path, continues: bool, vocabulary: Vocabulary) -> StartingPoint:
     checkpoint = Checkpoint.open(folder)
+    start = StartingPoint(checkpoint, continues, with_optimizer=continues and run.output.load_optim)
     manifest = checkpoint.manifest
-    raise_if_any(CheckpointError, model_problems(manifest.config["model"], run.model))
+    raise_if_any(CheckpointError, model_problems(manifest.config["model"], run.model, heads_may_differ=not continues))
     raise_if_any(CheckpointError, vocabulary_problems(
         manifest.vocabulary, vocab_file=run.data.vocab_file, sha256=vocabulary.sha256,
         tokenizer_type=run.data.tokenizer_type))
-    return checkpoint
-
-
-def _latest(output: OutputConfig) -> str | None:
-    """The checkpoint to go on from. None starts a new run, where a run resumes from the folder that it saves to."""
-    load = Path(str(output.load))
-    found = find_latest(load) if load.is_dir() else None
-    if found is None and output.load != output.save:
-        raise CheckpointError.of("output.load", load, "holds no checkpoint" if load.is_dir() else "is no folder",
-                                 "name the folder of an earlier run, or leave --load out to start a new one")
-    return None if found is None else str(found)
+    raise_if_any(CheckpointError, start.problems())
+    return start

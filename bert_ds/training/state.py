@@ -14,9 +14,14 @@ class TrainingState:
     consumed_samples: int = 0
     """Rows of the training set read so far."""
     successful_samples: int = 0
-    """Rows whose gradient was applied; the learning rate follows them."""
+    """Rows whose gradient was applied."""
     skipped_steps: int = 0
     """Iterations that loss scaling skipped."""
+
+    @property
+    def updates(self) -> int:
+        """Iterations that were not skipped; the learning rate follows them."""
+        return self.step - self.skipped_steps
 
     def after_step(self, samples: int, *, skipped: bool) -> TrainingState:
         """The state after one more iteration over `samples` rows."""

@@ -70,7 +70,7 @@ def train(job: Job, state: TrainingState) -> int:
             log.info("nothing left to train: iteration %d of %d", state.step, run.schedule.train_iters)
         while not ended:
             inputs = source.next()
-            set_learning_rate(engine, rates.at(state.successful_samples))
+            set_learning_rate(engine, rates.after_updates(state.updates))
             engine.module.begin_step(state.step)
             try:
                 skipped = train_step(engine, inputs.micro_batches)
@@ -142,7 +142,7 @@ def _report(job: Job, state: TrainingState, interval: Interval, rates: LearningR
     norm = job.engine.get_global_grad_norm()
     job.reporter.steps(
         state.step, state.consumed_samples, interval, reduce_sums(interval.sums, job.ctx),
-        learning_rate=rates.at(state.successful_samples), grad_norm=None if norm is None else float(norm),
+        learning_rate=rates.after_updates(state.updates), grad_norm=None if norm is None else float(norm),
         loss_scale=loss_scale(job.engine))
 
 

@@ -17,7 +17,7 @@ from bert_ds.config.parallel import ParallelConfig
 from bert_ds.config.run import RunConfig
 from bert_ds.config.schedule import ScheduleConfig
 from bert_ds.data.bert_dataset import build_datasets
-from bert_ds.data.sample_order import changes_of_order, planned_samples
+from bert_ds.data.sample_order import planned_samples
 from bert_ds.data.samples import SampleSource
 from bert_ds.errors import ConfigError
 from tests.data.test_bert_dataset import VOCABULARY, write_corpus
@@ -80,12 +80,3 @@ def test_another_plan_is_refused_and_an_explicit_one_kept() -> None:
     del saved["data"]["planned_samples"]
     assert planned_samples(run_of(10), saved) == 56
     assert planned_samples(run_of(10), {"model": {}}) == 80
-
-
-def test_what_changes_the_samples_is_told() -> None:
-    saved = run_config_as_dict(run_of(10))
-    assert not list(changes_of_order(run_of(20, batch=16, mask_prob=0.3), saved))
-    assert not list(changes_of_order(run_of(20, split="1"), None))
-    assert list(changes_of_order(run_of(10, data_path=("1", "a"), split="1"), saved)) == [
-        "data.data_path was ['data/corpus_text_sentence'] and is ['1', 'a']: from here on the run reads other samples",
-        "data.split was 949,50,1 and is 1: from here on the run reads other samples"]

@@ -22,6 +22,7 @@ from bert_ds.config.parallel import ParallelConfig
 from bert_ds.config.run import RunConfig
 from bert_ds.config.schedule import ScheduleConfig
 from bert_ds.model.bert import BertModel, ComputeSettings
+from bert_ds.model.dropout import BatchKey
 from bert_ds.model.loss import LossSums, PretrainingLoss
 from bert_ds.parallel.context import ParallelContext, build_context
 
@@ -48,6 +49,7 @@ class Case:
     loss_scale: float = 0.0
     sequence_parallel: bool = False
     packed: bool = False
+    compile: bool = False
 
 
 ADAM_EPS = 1e-3
@@ -64,7 +66,7 @@ def run_config(case: Case, save: str | None = None) -> RunConfig:
             num_layers=5, hidden_size=32, num_attention_heads=8, seq_length=SEQUENCE, max_position_embeddings=SEQUENCE,
             vocab_size=VOCABULARY, make_vocab_size_divisible_by=32, hidden_dropout=case.dropout,
             attention_dropout=case.dropout, norm_placement=case.norm, binary_head=case.binary_head,
-            attention_backend=case.backend),
+            attention_backend=case.backend, compile=case.compile),
         parallel=ParallelConfig(tensor_model_parallel_size=case.tp, pipeline_model_parallel_size=case.pp,
                                 sequence_parallel=case.sequence_parallel),
         data=DataConfig(pack_sequences=case.packed, max_sequences_per_row=SEQUENCES_OF_PACKED),
@@ -148,8 +150,9 @@ def reference(case: Case) -> tuple[Outcome, dict[str, dict[str, Tensor]]]:
     for step in range(case.steps):
         batch, total = Batch.draw(step, case), 0.0
         optimizer.zero_grad()
-        for inputs, labels in batch.micro_batches(case.micro_batch, 0, 1):
-            loss = loss_of(model(inputs), labels) / chunks
+        for index, (inputs, labels) in enumerate(batch.micro_batches(case.micro_batch, 0, 1)):
+            key = BatchKey(run.schedule.seed, step, index * case.micro_batch) if case.dropout else None
+            loss = loss_of(model(inputs, key), labels) / chunks
             loss.backward()
             total += float(loss.detach())
         limit = case.clipping or float("inf")
@@ -225,11 +228,12 @@ class EngineRun:
 
     def load(self, vocab_file: Path) -> None:
         """Goes on from the newest checkpoint in the folder given at the start."""
-        from bert_ds.training.resume import find_checkpoint, load_checkpoint  # noqa: PLC0415
+        from bert_ds.training.resume import find_starting_point, load_checkpoint  # noqa: PLC0415
 
-        checkpoint = find_checkpoint(_with_vocabulary(self.run, vocab_file), self.ctx, self.coordinator, vocabulary())
-        assert checkpoint is not None
-        self.state = load_checkpoint(checkpoint, self.ctx, self.coordinator, self.engine)
+        run = _with_vocabulary(self.run, vocab_file)
+        start = find_starting_point(run, self.ctx, self.coordinator, vocabulary())
+        assert start is not None
+        self.state = load_checkpoint(start, self.ctx, self.coordinator, self.engine)
 
     def close(self) -> None:
         """Takes DeepSpeed's hooks off."""
