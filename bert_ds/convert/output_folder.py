@@ -25,7 +25,7 @@ def output_folder(out: Path, *, source: Path, force: bool, marker: str) -> Itera
         CheckpointError: `out` exists and may not be replaced, overlaps `source`, or cannot be written.
     """
     out, source = out.resolve(), source.resolve()
-    _check(out, source, force=force, marker=marker)
+    check_output(out, source, force=force, marker=marker)
     incomplete, replaced = out.with_name(out.name + INCOMPLETE), out.with_name(out.name + REPLACED)
     with files.os_errors_reported("OUT", out):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,8 @@ def output_folder(out: Path, *, source: Path, force: bool, marker: str) -> Itera
             files.remove_folder(incomplete)
 
 
-def _check(out: Path, source: Path, *, force: bool, marker: str) -> None:
+def check_output(out: Path, source: Path, *, force: bool, marker: str) -> None:
+    """What `output_folder` checks before it writes, for commands that write much later; takes resolved paths."""
     if out == source or out in source.parents or source in out.parents:
         raise CheckpointError.of("OUT", out, f"overlaps the checkpoint {source}", "write to a folder outside of it")
     if not out.exists():
