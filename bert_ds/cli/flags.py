@@ -52,7 +52,7 @@ def virtual_stages(text: str) -> str:
     """The pipeline schedule with so many stages a rank."""
     schedules = {"1": "1f1b", "2": "dualpipev"}
     if text not in schedules:
-        raise WrongTypeError("1 or 2: DualPipeV gives each pipeline rank two stages, and no schedule gives it more")
+        raise WrongTypeError("1, or 2 as DualPipeV gives each pipeline rank; no schedule gives it more")
     return schedules[text]
 
 

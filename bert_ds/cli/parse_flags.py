@@ -11,9 +11,19 @@ from typing import Any, NoReturn
 from bert_ds.cli.argument_files import ARGUMENT_FILES, with_argument_files
 from bert_ds.cli.coerce import WrongTypeError, coerce, expectation
 from bert_ds.cli.fields import REQUIRED, default_of, documentation_of, type_of
-from bert_ds.cli.flags import DATA_FLAGS, FLAGS, GROUPS, REFUSED, TAKES_VALUE, WITHOUT_EFFECT, Flag
+from bert_ds.cli.flags import (
+    DATA_FLAGS,
+    FLAGS,
+    GROUPS,
+    PARALLEL_FLAGS,
+    REFUSED,
+    TAKES_VALUE,
+    WITHOUT_EFFECT,
+    Flag,
+)
 from bert_ds.cli.nearest import nearest
 from bert_ds.cli.settings import show
+from bert_ds.cli.virtual_stages import FLAG as VIRTUAL_STAGES
 from bert_ds.errors import ConfigError, Problem
 
 DESCRIPTION = """\
@@ -37,6 +47,8 @@ class CommandOptions:
     """Ranks to plan for in a dry run."""
     local_rank: int | None = None
     """Written by the launcher; None leaves it to the environment."""
+    layers_per_virtual_stage: int | None = None
+    """Megatron's way to choose a pipeline schedule, see cli/virtual_stages.py."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +111,10 @@ def _parser() -> argparse.ArgumentParser:
         group = parser.add_argument_group(title)
         for flag in flags:
             _add(group, flag)
+        if flags is PARALLEL_FLAGS:
+            group.add_argument(VIRTUAL_STAGES, dest="layers_per_virtual_stage", metavar="N",
+                               help="Megatron's way to choose --pipeline-schedule: dualpipev where N layers a stage "
+                                    "make two stages of each pipeline rank.")
         if flags is DATA_FLAGS:
             for name, text in ARGUMENT_FILES.items():
                 group.add_argument(name, metavar="FILE", help=text)
@@ -190,13 +206,14 @@ def _contradictions(values: dict[str, list[tuple[Flag, Any]]]) -> list[Problem]:
 
 def _options(parsed: argparse.Namespace) -> tuple[CommandOptions, list[Problem]]:
     problems = []
-    numbers: dict[str, int | None] = {"world_size": None, "local_rank": None}
-    for name in numbers:
+    flags = {"world_size": "--world-size", "local_rank": "--local-rank", "layers_per_virtual_stage": VIRTUAL_STAGES}
+    numbers: dict[str, int | None] = dict.fromkeys(flags)
+    for name, flag in flags.items():
         written = getattr(parsed, name)
         try:
             numbers[name] = coerce(written, int | None)
         except WrongTypeError as wrong:
-            problems.append(Problem(f"--{name.replace('_', '-')}", written, f"is not {wrong}", f"give {wrong}"))
+            problems.append(Problem(flag, written, f"is not {wrong}", f"give {wrong}"))
     if numbers["world_size"] is not None:
         if not parsed.dry_run:
             problems.append(Problem("--world-size", numbers["world_size"], "is for dry runs; the launcher decides here",

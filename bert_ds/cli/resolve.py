@@ -23,6 +23,7 @@ from bert_ds.cli.shipped_files import (
     recipe_beside,
     shipped_names,
 )
+from bert_ds.cli.virtual_stages import settle_virtual_stages
 from bert_ds.config.run import RunConfig
 from bert_ds.errors import ConfigError, Problem, raise_if_any
 
@@ -57,6 +58,7 @@ def resolve_run(argv: Sequence[str], *, world_size: int) -> ResolvedRun:
         read_recipe(recipe, settings)
     extras = DeepSpeedJson() if config is None else read_deepspeed_json(config, settings)
     _override(line, settings)
+    settle_virtual_stages(settings, line.options.layers_per_virtual_stage)
     if recipe is None and config is None and not line.values and not line.problems:
         raise ConfigError.of("command line", "empty", "names no run",
                              f"give --deepspeed_config {DS_CONFIGS}/NAME.json or --recipe NAME, with NAME one of "
