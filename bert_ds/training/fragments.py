@@ -86,8 +86,10 @@ def moments(engine: Any, master: Tensor) -> dict[str, Any]:
     return state
 
 
-def saved_buffers(engine: Any, fragment: Fragment) -> dict[str, Tensor]:
+def saved_buffers(engine: Any, fragment: Fragment, *, with_moments: bool) -> dict[str, Tensor]:
     """The flat buffers that hold the fragment, by their kind in a checkpoint."""
+    if not with_moments:
+        return {WEIGHT: fragment.master}
     state = moments(engine, fragment.master)
     return {WEIGHT: fragment.master, **{_KIND_OF_MOMENT[name]: state[name] for name in MOMENTS}}
 

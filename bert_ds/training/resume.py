@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bert_ds.checkpoint.config_diff import differences
-from bert_ds.checkpoint.format import WEIGHT, LayoutRecord, Manifest
+from bert_ds.checkpoint.format import LayoutRecord, Manifest
 from bert_ds.checkpoint.parameters import parameter_shapes
 from bert_ds.checkpoint.reader import Checkpoint
 from bert_ds.checkpoint.run_config import model_problems, vocabulary_problems
@@ -132,11 +132,10 @@ def _restore(start: StartingPoint, engine: Any, ctx: ParallelContext) -> None:
             continue
         if start.with_optimizer:
             moments(engine, fragment.master)["step"].fill_(manifest.optimizer_step)
-        for kind, buffer in saved_buffers(engine, fragment).items():
-            if kind == WEIGHT or start.with_optimizer:
-                fragment.of(buffer).copy_(checkpoint.read(
-                    kind, name, tp_index=fragment.sharding.index, tp_count=fragment.sharding.count,
-                    start=fragment.start, stop=fragment.start + fragment.numel))
+        for kind, buffer in saved_buffers(engine, fragment, with_moments=start.with_optimizer).items():
+            fragment.of(buffer).copy_(checkpoint.read(
+                kind, name, tp_index=fragment.sharding.index, tp_count=fragment.sharding.count,
+                start=fragment.start, stop=fragment.start + fragment.numel))
 
 
 def _open_for(run: RunConfig, folder: Path, continues: bool, vocabulary: Vocabulary) -> StartingPoint:

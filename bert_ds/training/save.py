@@ -56,7 +56,8 @@ def save_checkpoint(
                                        tokenizer_type=run.data.tokenizer_type))
 
     vocabulary_record = coordinator.on_leader(f"preparing {folder}", prepare, leader=leader)
-    record = coordinator.guarded(lambda: write_rank_file(folder, ctx.rank, _own_slices(engine, ctx)))
+    slices = _own_slices(engine, ctx, with_moments=run.output.save_optim)
+    record = coordinator.guarded(lambda: write_rank_file(folder, ctx.rank, slices))
     records = coordinator.gather(f"writing {folder}", asdict(record))
 
     def finish() -> None:
@@ -69,14 +70,14 @@ def save_checkpoint(
              size / 1e9 / max(seconds, 1e-9))
 
 
-def _own_slices(engine: Any, ctx: ParallelContext) -> Iterator[TensorSlice]:
+def _own_slices(engine: Any, ctx: ParallelContext, *, with_moments: bool) -> Iterator[TensorSlice]:
     """What this rank saves: its fragments, each replica of one by the first rank that has it."""
     for fragment in fragments(engine):
         sharding = fragment.sharding
         replicated = sharding.dim is None and ctx.tp_rank > 0
         if replicated or (fragment.is_whole and ctx.dp_rank > 0):
             continue
-        for kind, buffer in saved_buffers(engine, fragment).items():
+        for kind, buffer in saved_buffers(engine, fragment, with_moments=with_moments).items():
             yield TensorSlice(kind, fragment.local.name, sharding.index, sharding.count, fragment.start,
                               fragment.start + fragment.numel, fragment.of(buffer))
 
