@@ -17,23 +17,27 @@ from tolerances import ADAM_STEPS, EXACT, REDUCTION_ORDER
 
 from bert_ds.checkpoint.reader import Checkpoint, find_latest
 
+DROPOUT = {"dropout": 0.1, "backend": "local"}
+"""Dropout that follows an element's place, whatever the layout; kernels of libraries draw from a rank's generator."""
+
 EIGHT_RANKS = [
-    Case(tp=1, pp=1, micro_batch=2),
-    Case(tp=1, pp=2, micro_batch=2),
+    Case(tp=1, pp=1, micro_batch=2, **DROPOUT),
+    Case(tp=1, pp=2, micro_batch=2, **DROPOUT),
     Case(tp=1, pp=4, micro_batch=4),
-    Case(tp=2, pp=1, micro_batch=1),
-    Case(tp=2, pp=2, micro_batch=2),
-    Case(tp=2, pp=4, micro_batch=2, recompute=1),
-    Case(tp=4, pp=1, micro_batch=4, norm="post"),
+    Case(tp=2, pp=1, micro_batch=1, **DROPOUT),
+    Case(tp=2, pp=2, micro_batch=2, **DROPOUT),
+    Case(tp=2, pp=4, micro_batch=2, recompute=1, **DROPOUT),
+    Case(tp=4, pp=1, micro_batch=4, norm="post", **DROPOUT),
     Case(tp=4, pp=2, micro_batch=1, recompute=2),
     Case(tp=8, pp=1, micro_batch=8),
-    Case(tp=4, pp=2, micro_batch=2, sequence_parallel=True, recompute=2),
+    Case(tp=4, pp=2, micro_batch=2, sequence_parallel=True, recompute=2, **DROPOUT),
 ]
 """All products of tensor and pipeline sizes on 8 ranks that 5 layers allow; the rest is data parallel."""
 
 TWO_RANKS = [
     Case(tp=2, zero=1),
     Case(tp=2, sequence_parallel=True),
+    Case(tp=2, sequence_parallel=True, micro_batch=4, recompute=2, **DROPOUT),
     Case(tp=2, sequence_parallel=True, norm="post", clipping=0.0, micro_batch=4),
     Case(tp=2, micro_batch=4, binary_head=False, backend="local"),
     Case(pp=2, zero=1, micro_batch=1),
@@ -45,6 +49,7 @@ TWO_RANKS = [
     Case(pp=2, normalization="micro_batch", micro_batch=4),
     Case(tp=2, packed=True),
     Case(pp=2, packed=True, normalization="micro_batch", micro_batch=4),
+    Case(packed=True, micro_batch=1, **DROPOUT),
 ]
 
 
