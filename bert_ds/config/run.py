@@ -116,7 +116,7 @@ class RunConfig:
         interval = self.engine.activation_checkpoint_interval
         if self.model.recompute_granularity == "selective" and interval:
             yield Problem("model.recompute_granularity", "selective",
-                          f"contradicts pipeline.activation_checkpoint_interval={interval}, which recomputes whole layers",
+                          f"contradicts pipeline.activation_checkpoint_interval={interval}: that is for whole layers",
                           "set the interval to 0, or recompute_granularity to full")
         if self.model.recompute_method == "block" and not self.recompute_interval:
             yield Problem("model.recompute_method", "block", "says which whole layers to recompute, and none are",

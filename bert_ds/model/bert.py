@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bert_ds.config.model import ModelConfig
 from bert_ds.model.dropout import BatchKey, layer_keys
 from bert_ds.model.embeddings import EmbeddingTail, ModelInputs, WordEmbeddings
-from bert_ds.model.heads import HeadOutputs, LogitBias, PretrainingHeads, pass_word_weight
+from bert_ds.model.heads import HeadOutputs, LogitBias, OutputLayer, PretrainingHeads, pass_word_weight
 from bert_ds.model.init import initialize_parameter
 from bert_ds.model.transformer_layer import TransformerLayer
 from bert_ds.ops.attention import AttentionQuery, RowKind, choose_backend
@@ -68,6 +68,8 @@ def bert_layers(
 ) -> tuple[LayerDef, ...]:
     """The layers of BERT in order: word table, embedding tail, transformer layers, heads, word table again, bias.
 
+    Where the output weight is not tied to the word table, an output layer stands in place of the last two.
+
     Args:
         config: the model.
         ctx: this rank's place in the grid; decides which piece of each cut matrix is built.
@@ -79,12 +81,16 @@ def bert_layers(
     backend = choose_backend(config.attention_backend, AttentionQuery(
         rows=compute.rows, dtype=compute.dtype, device_type=ctx.device.type, head_dim=config.head_dim,
         dropout=config.attention_dropout, deterministic=compute.deterministic))
-    words = LayerDef(WordEmbeddings, (config, ctx), (("", "embedding.word_embeddings."),), WORD_EMBEDDINGS)
+    untied = config.untie_embeddings_and_output_weights
+    words = LayerDef(WordEmbeddings, (config, ctx), (("", "embedding.word_embeddings."),),
+                     None if untied else WORD_EMBEDDINGS)
     tail = LayerDef(EmbeddingTail, (config, ctx, compute.rows), (("", "embedding."),))
     layers = (LayerDef(TransformerLayer, (config, ctx, backend, compute.rows), (("", f"encoder.layers.{index}."),))
               for index in range(config.num_layers))
     heads = LayerDef(PretrainingHeads, (config, ctx, compute.sequences_per_row),
                      (("final_layernorm.", "encoder.final_layernorm."), ("", "")))
+    if untied:
+        return (words, tail, *layers, heads, LayerDef(OutputLayer, (config, ctx), (("", "output_layer."),)))
     second_words = LayerDef(WordEmbeddings, (config, ctx), words.names, WORD_EMBEDDINGS, pass_word_weight)
     bias = LayerDef(LogitBias, (config, ctx), (("", "output_layer."),))
     return (words, tail, *layers, heads, second_words, bias)
@@ -120,7 +126,7 @@ class BertModel(nn.Module):
         return values
 
     def named_logical_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """All parameters under their layout-free names, the tied table once."""
+        """All parameters under their layout-free names, a tied table once."""
         for layer_def, layer in zip(self._layer_defs, self.layers, strict=True):
             for name, parameter in layer.named_parameters():
                 yield layer_def.logical_name(name), parameter

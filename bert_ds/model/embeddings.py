@@ -25,7 +25,7 @@ StageTensors = tuple[Tensor, Tensor, Tensor]
 
 
 class WordEmbeddings(VocabParallelEmbedding):
-    """The tied word table, and nothing else: whatever lives here is copied to the last stage."""
+    """The word table, and nothing else: where it is tied, whatever lives here is copied to the last stage."""
 
     def __init__(self, config: ModelConfig, ctx: ParallelContext) -> None:
         super().__init__(config.padded_vocab_size, config.hidden_size, ctx)
@@ -36,14 +36,16 @@ class WordEmbeddings(VocabParallelEmbedding):
 
 
 class EmbeddingTail(nn.Module):
-    """Adds positions and token types to the word embeddings and drops out."""
+    """Adds what tables there are for positions and token types to the word embeddings, and drops out."""
 
     def __init__(self, config: ModelConfig, ctx: ParallelContext, rows: RowKind) -> None:
         super().__init__()
         self._token_group = ctx.tp_group if ctx.sequence_parallel else None
         self._dropout = config.hidden_dropout
         self._rows = rows
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.position_embeddings: nn.Embedding | None = None
+        if config.num_positions:
+            self.position_embeddings = nn.Embedding(config.num_positions, config.hidden_size)
         self.tokentype_embeddings: nn.Embedding | None = None
         if config.num_token_types:
             self.tokentype_embeddings = nn.Embedding(config.num_token_types, config.hidden_size)
@@ -52,8 +54,10 @@ class EmbeddingTail(nn.Module):
                 mark_partial_gradient(parameter)
 
     def forward(self, inputs: tuple[Tensor, Tensor, Tensor, Tensor], key: DropoutKey | None = None) -> StageTensors:
-        words_TH, token_type_ids_BS, segment_ids_BS, masked_positions_BP = inputs
-        hidden_TH = words_TH + self.position_embeddings(self._own(self._positions(segment_ids_BS)))
+        hidden_TH, token_type_ids_BS, segment_ids_BS, masked_positions_BP = inputs
+        if self.position_embeddings is not None:
+            positions_BS = token_positions(segment_ids_BS, self._rows).expand_as(segment_ids_BS)
+            hidden_TH = hidden_TH + self.position_embeddings(self._own(positions_BS))
         if self.tokentype_embeddings is not None:
             hidden_TH = hidden_TH + self.tokentype_embeddings(self._own(token_type_ids_BS))
         hidden_TH = keyed_dropout(hidden_TH, self._dropout, key.token_hashes(EMBEDDING) if key else None)
@@ -63,10 +67,12 @@ class EmbeddingTail(nn.Module):
         """The values at this rank's tokens, [T]."""
         return own_tokens(values_BS.flatten(), self._token_group)
 
-    def _positions(self, segment_ids_BS: Tensor) -> Tensor:
-        if self._rows == "packed":
-            return packed_positions(segment_ids_BS)
-        return torch.arange(segment_ids_BS.size(1), device=segment_ids_BS.device).expand_as(segment_ids_BS)
+
+def token_positions(segment_ids_BS: Tensor, rows: RowKind) -> Tensor:
+    """Position of each token within its own sequence: [B, S] in packed rows, else [1, S], the same in all rows."""
+    if rows == "packed":
+        return packed_positions(segment_ids_BS)
+    return torch.arange(segment_ids_BS.size(1), device=segment_ids_BS.device).unsqueeze(0)
 
 
 def packed_positions(segment_ids_BS: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ from bert_ds.parallel.context import ParallelContext
 from bert_ds.parallel.sharding import mark_partial_gradient, sharded_parameter
 
 HeadOutputs = tuple[Tensor, Tensor, Tensor, Tensor]
-"""(features_BPH, word_weight_VH, bias_V, sentence_logits_BM2); the last has no element without the binary head."""
+"""(features_BPH, word_weight_VH, bias_V, sentence_logits_BM2). The weight is that of the word table or of the output layer;
+the last has no element without the binary head."""
 
 
 class LMHead(nn.Module):
@@ -104,3 +105,16 @@ class LogitBias(nn.Module):
     def forward(self, inputs: tuple[Tensor, Tensor, Tensor], key: DropoutKey | None = None) -> HeadOutputs:
         features_BPH, word_weight_VH, sentence_logits_BM2 = inputs
         return features_BPH, word_weight_VH, self.bias, sentence_logits_BM2
+
+
+class OutputLayer(nn.Module):
+    """Weight and bias of the vocabulary projection where it does not share the word table; cut like that one's rows."""
+
+    def __init__(self, config: ModelConfig, ctx: ParallelContext) -> None:
+        super().__init__()
+        self.weight = sharded_parameter((config.padded_vocab_size, config.hidden_size), 0, ctx)
+        self.bias = sharded_parameter((config.padded_vocab_size,), 0, ctx)
+
+    def forward(self, inputs: tuple[Tensor, Tensor], key: DropoutKey | None = None) -> HeadOutputs:
+        features_BPH, sentence_logits_BM2 = inputs
+        return features_BPH, self.weight, self.bias, sentence_logits_BM2

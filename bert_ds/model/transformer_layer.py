@@ -11,10 +11,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from bert_ds.config.model import ModelConfig
 from bert_ds.model.dropout import ATTENTION, ATTENTION_OUTPUT, MLP_OUTPUT, DropoutKey
-from bert_ds.model.embeddings import StageTensors
+from bert_ds.model.embeddings import StageTensors, token_positions
+from bert_ds.model.rotary import Turns, rotary_turns, rotate
 from bert_ds.ops.attention import AttentionBackend, RowKind, visible_mask
 from bert_ds.parallel.context import ParallelContext
 from bert_ds.parallel.linear import column_parallel_linear, row_parallel_linear
@@ -39,16 +41,37 @@ class SelfAttention(nn.Module):
         self._backend = backend
         self._first_head, self._all_heads = ctx.tp_rank * self._heads, config.num_attention_heads
         self._rows = rows
-        self.linear_qkv = column_parallel_linear(config.hidden_size, 3 * config.hidden_size, ctx)
-        self.linear_proj = row_parallel_linear(config.hidden_size, config.hidden_size, ctx)
+        self._rotary_dim, self._rotary_base = config.rotary_dim, config.rotary_base
+        self._recompute = config.recompute_granularity == "selective"
+        self.linear_qkv = column_parallel_linear(config.hidden_size, 3 * config.projection_size, ctx)
+        self.linear_proj = row_parallel_linear(config.projection_size, config.hidden_size, ctx)
 
     def forward(self, hidden_TH: Tensor, segment_ids_BS: Tensor, key: DropoutKey | None) -> Tensor:
         B, S = segment_ids_BS.shape
         qkv_BSN3D = self.linear_qkv(hidden_TH).view(B, S, self._heads, 3, self._head_dim)
-        q_BNSD, k_BNSD, v_BNSD = (part.transpose(1, 2) for part in qkv_BSN3D.unbind(dim=3))
-        context_BNSD = self._backend.kernel(q_BNSD, k_BNSD, v_BNSD, visible_mask(segment_ids_BS, self._rows),
-                                            self._dropout, self._head_hashes(key) if key else None)
+        q_BSND, k_BSND, v_BSND = qkv_BSN3D.unbind(dim=3)
+        if self._rotary_dim:
+            turns = self._turns(segment_ids_BS, q_BSND.dtype)
+            q_BSND, k_BSND = rotate(q_BSND, turns), rotate(k_BSND, turns)
+        q_BNSD, k_BNSD, v_BNSD = (part.transpose(1, 2) for part in (q_BSND, k_BSND, v_BSND))
+        if self._recompute and key is not None:
+            context_BNSD = checkpoint(self._attend, q_BNSD, k_BNSD, v_BNSD, segment_ids_BS, key, use_reentrant=False,
+                                      preserve_rng_state=self._backend.draws)
+        else:
+            context_BNSD = self._attend(q_BNSD, k_BNSD, v_BNSD, segment_ids_BS, key)
         return self.linear_proj(context_BNSD.transpose(1, 2).reshape(B * S, self._heads * self._head_dim))
+
+    def _turns(self, segment_ids_BS: Tensor, dtype: torch.dtype) -> Turns:
+        """What turns queries and keys by their positions, in fp32 or more."""
+        return rotary_turns(token_positions(segment_ids_BS, self._rows), self._rotary_dim, self._rotary_base,
+                            torch.promote_types(dtype, torch.float32))
+
+    def _attend(
+        self, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, segment_ids_BS: Tensor, key: DropoutKey | None
+    ) -> Tensor:
+        """What selective recomputation computes again, the mask and its dropout included."""
+        return self._backend.kernel(q_BNSD, k_BNSD, v_BNSD, visible_mask(segment_ids_BS, self._rows), self._dropout,
+                                    self._head_hashes(key) if key else None)
 
     def seed(self, key: DropoutKey) -> None:
         """Seeds the generator that the backend's dropout draws from, if it does."""
