@@ -1,6 +1,7 @@
 """Agreement between ranks over the TCP store, for everything that is not a step: no collective can hang in it.
 
-Whoever waits says for what, gives up after a limit, and stops at once when another rank reports a failure.
+Whoever waits says for what, gives up after a limit, and stops at once when another rank reports a failure. Rank 0 alone
+looks for the values of all; the others look for the one key under which it hands them on.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from bert_ds.errors import UserError, tell
+from bert_ds.errors import Problem, UserError, tell
 
 T = TypeVar("T")
 _ABORT = "bert_ds/abort"
@@ -36,18 +38,28 @@ class TimeLimitError(UserError):
 class Coordinator:
     """The ranks of one job. All ranks call the same methods in the same order."""
 
-    def __init__(self, rank: int, world_size: int, limit_s: float, store: dist.Store | None = None) -> None:
+    def __init__(
+        self, rank: int, world_size: int, limit_s: float, store: dist.Store | None = None, channel: str = "main"
+    ) -> None:
         self.rank = rank
         self.world_size = world_size
         self._limit_s = limit_s
         self._store = store
+        self._channel = channel
         self._calls = 0
+        self._read_by_all: list[str] = []
 
     @classmethod
     def of_default_group(cls, limit_s: float) -> Coordinator:
         """The ranks of the initialised default process group, over the store it was initialised with."""
         store = dist.distributed_c10d._get_default_store()
         return cls(dist.get_rank(), dist.get_world_size(), limit_s, store)
+
+    def beside(self, channel: str) -> Coordinator:
+        """The same ranks for another thread: its calls are counted apart, failures are told to all threads."""
+        store = self._store
+        return Coordinator(self.rank, self.world_size, self._limit_s,
+                           store if store is None or not hasattr(store, "clone") else store.clone(), channel)
 
     def abort(self, reason: str) -> bool:
         """Tells all ranks that this one cannot go on; returns whether it is the first to say so."""
@@ -58,14 +70,11 @@ class Coordinator:
 
     def leaders_first(self, what: str, work: Callable[[], T], *, leader: bool) -> T:
         """Runs `work` on the leaders, then, when all of them are done, on the others: for files that leaders write."""
-        call = self._next_call(what)
         if leader:
             result = self.guarded(work)
-            self._set(f"{call}/{self.rank}", "led")
-            self._wait_for_all(call, what)
+            self.barrier(what)
             return result
-        self._set(f"{call}/{self.rank}", "waits")
-        self._wait_for_all(call, what)
+        self.barrier(what)
         return self.guarded(work)
 
     def on_leader(self, what: str, work: Callable[[], T], *, leader: bool) -> T:
@@ -94,21 +103,56 @@ class Coordinator:
             self._let_others_read()
             raise
 
+    def attempt(self, what: str, work: Callable[[], Any], error: type[UserError]) -> list[Any]:
+        """Runs `work` on every rank and returns all results, JSON values, in rank order.
+
+        Raises:
+            UserError: `error` with the problems of all ranks whose `work` raised one, on every rank alike; unlike
+                after `guarded`, the ranks can go on together.
+        """
+        def tried() -> dict[str, Any]:
+            try:
+                return {"result": work()}
+            except error as failure:
+                return {"problems": [{**asdict(problem), "value": str(problem.value)} for problem in failure.problems]}
+
+        outcomes = self.gather(what, self.guarded(tried))
+        problems = [Problem(**problem) for outcome in outcomes for problem in outcome.get("problems", ())]
+        if problems:
+            raise error(*dict.fromkeys(problems))
+        return [outcome["result"] for outcome in outcomes]
+
     @contextmanager
     def entered(self, held: AbstractContextManager[T]) -> Iterator[T]:
         """Enters `held`; if that fails, tells the other ranks."""
         with ExitStack() as stack:
             yield self.guarded(lambda: stack.enter_context(held))
 
-    def gather(self, what: str, value: Any) -> list[Any]:
-        """Every rank's JSON value, in rank order, on every rank; also a barrier."""
-        call = self._next_call(what)
-        self._set(f"{call}/{self.rank}", json.dumps(value))
-        return [json.loads(text) for text in self._wait_for_all(call, what)]
+    def gather(self, what: str, value: Any, *, wanted: bool = True) -> list[Any]:
+        """Every rank's JSON value, in rank order, on the ranks that want them; also a barrier."""
+        if self._store is None:
+            return [json.loads(json.dumps(value))]
+        try:
+            values = self._exchange(self._store, what, json.dumps(value), wanted)
+        except dist.DistError as error:
+            raise PeerError.of("waiting for", what, f"rank 0, which keeps the store, is gone ({error})".split("\n")[0],
+                               "see the message of that rank") from error
+        return [json.loads(text) for text in values]
 
     def barrier(self, what: str) -> None:
         """Returns when all ranks have called it."""
-        self.gather(what, None)
+        self.gather(what, None, wanted=False)
+
+    def leave(self, what: str) -> None:
+        """The last barrier: rank 0, which may keep the store, leaves after all others."""
+        self.barrier(what)
+        if self._store is None or self.world_size == 1:
+            return
+        key = f"bert_ds/{self._channel}/left"
+        if self.rank == 0:
+            self._wait_for(self._store, [f"{key}/{rank}" for rank in range(1, self.world_size)], what)
+        else:
+            self._store.set(f"{key}/{self.rank}", "")
 
     def _let_others_read(self) -> None:
         """Rank 0 keeps the store: it stays until whoever waits has seen the message."""
@@ -119,35 +163,34 @@ class Coordinator:
         assert self._store is not None
         return PeerError.of("waiting for", what, self._store.get(_ABORT).decode(), "see the message of that rank")
 
-    def _next_call(self, what: str) -> str:
+    def _exchange(self, store: dist.Store, what: str, own: str, wanted: bool) -> list[str]:
         self._calls += 1
-        return f"bert_ds/{self._calls}/{what}"
-
-    def _set(self, key: str, value: str) -> None:
-        if self._store is not None:
-            self._store.set(key, value)
+        call = f"bert_ds/{self._channel}/{self._calls}/{what}"
+        keys, together = [f"{call}/{rank}" for rank in range(self.world_size)], f"{call}/all"
+        store.set(keys[self.rank], own)
+        if self.rank == 0:
+            self._wait_for(store, keys, what)
+            values = [store.get(key).decode() for key in keys]
+            store.set(together, json.dumps(values))
         else:
-            self._alone = value
+            self._wait_for(store, [together], what, names=keys)
+            values = json.loads(store.get(together)) if wanted else []
+        # That all have come here means that all have read the call before this one.
+        for key in self._read_by_all:
+            store.delete_key(key)
+        self._read_by_all = [keys[self.rank], together] if self.rank == 0 else [keys[self.rank]]
+        return values
 
-    def _wait_for_all(self, call: str, what: str) -> list[str]:
-        if self._store is None:
-            return [self._alone]
-        try:
-            return self._poll(self._store, call, what)
-        except dist.DistError as error:
-            raise PeerError.of("waiting for", what, f"rank 0, which keeps the store, is gone ({error})".split("\n")[0],
-                               "see the message of that rank") from error
-
-    def _poll(self, store: dist.Store, call: str, what: str) -> list[str]:
-        keys = [f"{call}/{rank}" for rank in range(self.world_size)]
+    def _wait_for(self, store: dist.Store, keys: list[str], what: str, names: list[str] | None = None) -> None:
+        """Waits until `keys` are there; `names` are the keys of the ranks, by which a missing one is told."""
+        names = names or keys
         deadline, pause = time.monotonic() + self._limit_s, _POLL_S
         while not store.check(keys):
             if store.check([_ABORT]):
                 raise self._peer_failed(what)
             if time.monotonic() > deadline:
-                missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+                missing = [int(name.rpartition("/")[2]) for name in names if not store.check([name])]
                 raise TimeLimitError.of(what, f"ranks {missing}", f"did not arrive within {self._limit_s:.0f} s",
                                        "look at the last lines of these ranks")
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_POLL_S)
-        return [store.get(key).decode() for key in keys]

@@ -125,3 +125,56 @@ def test_a_port_that_another_program_holds_is_told(monkeypatch: pytest.MonkeyPat
             monkeypatch.setenv(name, "")
         with pytest.raises(ConfigError, match=f"MASTER_PORT={port}: is in use by another program"):
             join_process_group(ProcessPlace(0, 0, 1, 1, "test"), torch.device("cpu"), timedelta(seconds=5))
+
+
+def test_a_problem_of_some_ranks_is_raised_on_all_and_they_go_on() -> None:
+    def body(ranks: Coordinator) -> Any:
+        def work() -> int:
+            if ranks.rank:
+                raise DataError.of("--data-path", ranks.rank, "is torn", "copy it again")
+            return 1
+
+        with pytest.raises(DataError, match=r"(?s)--data-path=1.*--data-path=2"):
+            ranks.attempt("reading", work, DataError)
+        return ranks.attempt("counting", lambda: ranks.rank, DataError)
+
+    assert on_ranks(body) == [[0, 1, 2]] * 3
+
+
+def test_a_failure_reaches_the_other_threads() -> None:
+    def body(ranks: Coordinator) -> None:
+        beside = ranks.beside("save")
+        if ranks.rank == 1:
+            ranks.abort("out of memory")
+        with pytest.raises(PeerError, match="out of memory"):
+            beside.gather("written", ranks.rank) if ranks.rank != 1 else ranks.barrier("step")
+
+    assert on_ranks(body) == [None] * 3
+
+
+def test_threads_beside_each_other_do_not_mix() -> None:
+    def entangled(ranks: Coordinator) -> Any:
+        found: list[Any] = []
+        beside = ranks.beside("save")
+        thread = threading.Thread(target=lambda: found.extend(beside.gather("x", [ranks.rank, i]) for i in range(9)))
+        thread.start()
+        values = [ranks.gather("x", [i]) for i in range(9)]
+        thread.join()
+        return values, found
+
+    for values, found in on_ranks(entangled):
+        assert values == [[[i]] * 3 for i in range(9)]
+        assert found == [[[rank, i] for rank in range(3)] for i in range(9)]
+
+
+def test_the_store_does_not_grow() -> None:
+    stores: list[Any] = []
+
+    def body(ranks: Coordinator) -> None:
+        stores.append(ranks._store)
+        for number in range(50):
+            ranks.gather("values", "x" * number)
+        ranks.leave("the end")
+
+    on_ranks(body)
+    assert stores[0].num_keys() < 20
