@@ -15,7 +15,8 @@ from bert_ds.errors import CheckpointError, Problem
 DEFINING = (
     "num_layers", "hidden_size", "num_attention_heads", "kv_channels", "ffn_hidden_size", "position_embedding_type",
     "max_position_embeddings", "rotary_percent", "rotary_base", "vocab_size", "make_vocab_size_divisible_by",
-    "binary_head", "untie_embeddings_and_output_weights", "norm_placement", "activation", "layernorm_epsilon",
+    "binary_head", "untie_embeddings_and_output_weights", "norm_placement", "activation", "head_activation",
+    "layernorm_epsilon",
 )
 """Settings of ModelConfig that weights depend on; dropout, initialisation and backends are free."""
 _USED_BY_ROPE = ("rotary_percent", "rotary_base")
@@ -45,8 +46,8 @@ def model_problems(
     heads_may_differ: whether `wanted` may have the binary head that `saved` lacks, or lack the one that it has.
     """
     former = _model_config(saved)
-    former, wanted = (replace(model, ffn_hidden_size=model.ffn_size, kv_channels=model.head_dim)
-                      for model in (former, wanted))
+    former, wanted = (replace(model, ffn_hidden_size=model.ffn_size, kv_channels=model.head_dim,
+                              head_activation=model.lm_head_activation) for model in (former, wanted))
     unused = _UNUSED_WITH_ROPE if wanted.position_embedding_type == "rope" else _USED_BY_ROPE
     for name in (name for name in DEFINING if name not in unused):
         was, is_wanted = getattr(former, name), getattr(wanted, name)

@@ -77,6 +77,7 @@ MODEL_FLAGS = (
     Flag(name="--init-method-std", setting="model.init_method_std"),
     Flag(name="--norm-placement", setting="model.norm_placement"),
     Flag(name="--activation", setting="model.activation"),
+    Flag(name="--head-activation", setting="model.head_activation"),
     Flag(name="--bert-no-binary-head", setting="model.binary_head", constant=False,
          help="Masked-LM loss only: no sentence-order head, no pooler, no token types."),
     Flag(name="--untie-embeddings-and-output-weights", setting="model.untie_embeddings_and_output_weights",

@@ -57,7 +57,10 @@ class ModelConfig:
     norm_placement: Literal["pre", "post"] = "pre"
     """pre: Megatron's order, exports to MegatronBert. post: the original BERT, exports to plain `bert`."""
     activation: Literal["gelu", "gelu_tanh"] = "gelu"
-    """One activation for the feed-forward layers and the head: exact (erf) GELU or its tanh approximation."""
+    """Exact (erf) GELU or its tanh approximation."""
+    head_activation: Literal["gelu", "gelu_tanh"] | None = None
+    """Activation of the masked-LM head; None means `activation`. Megatron-LM's default mixes the two: tanh in the
+    feed-forward layers, exact in the head. Hugging Face cannot."""
     binary_head: bool = True
     """Whether the sentence-order head, its pooler and the token-type table exist."""
     untie_embeddings_and_output_weights: bool = False
@@ -78,6 +81,10 @@ class ModelConfig:
     @property
     def ffn_size(self) -> int:
         return self.ffn_hidden_size or 4 * self.hidden_size
+
+    @property
+    def lm_head_activation(self) -> Literal["gelu", "gelu_tanh"]:
+        return self.head_activation or self.activation
 
     @property
     def head_dim(self) -> int:
@@ -131,6 +138,17 @@ class ModelConfig:
         if self.position_embedding_type == "rope":
             yield from self._rotary_problems()
 
+    def export_problems(self) -> Iterator[Problem]:
+        """What the BERT classes of Hugging Face transformers cannot express: told before training, refused at export."""
+        if self.position_embedding_type == "rope":
+            yield Problem("model.position_embedding_type", "rope", "is not known to the BERT classes of transformers",
+                          "train with learned_absolute where an export is wanted")
+        if self.projection_size != self.hidden_size:
+            yield Problem("model.kv_channels", self.kv_channels,
+                          f"makes heads that are {self.projection_size} wide together; in the BERT classes of "
+                          f"transformers that is hidden_size={self.hidden_size}",
+                          "leave kv_channels out where an export is wanted")
+
     def _shape_problems(self) -> Iterator[Problem]:
         for name in ("kv_channels", "ffn_hidden_size"):
             if (value := getattr(self, name)) is not None and value < 1:
@@ -163,7 +181,8 @@ class ModelConfig:
 
     def _choice_problems(self) -> Iterator[Problem]:
         for name, choices in (("attention_backend", ATTENTION_BACKENDS), ("norm_placement", NORM_PLACEMENTS),
-                              ("activation", ACTIVATIONS), ("position_embedding_type", POSITION_EMBEDDINGS),
+                              ("activation", ACTIVATIONS), ("head_activation", (None, *ACTIVATIONS)),
+                              ("position_embedding_type", POSITION_EMBEDDINGS),
                               ("recompute_granularity", RECOMPUTE_GRANULARITIES),
                               ("recompute_method", RECOMPUTE_METHODS)):
             if getattr(self, name) not in choices:

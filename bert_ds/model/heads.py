@@ -30,12 +30,12 @@ class LMHead(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self._config = config
+        self._activation = config.lm_head_activation
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layernorm_epsilon)
 
     def forward(self, hidden_BPH: Tensor) -> Tensor:
-        return self.layer_norm(activation(self.dense(hidden_BPH), self._config))
+        return self.layer_norm(activation(self.dense(hidden_BPH), self._activation))
 
 
 class Pooler(nn.Module):

@@ -24,9 +24,9 @@ from bert_ds.parallel.sharding import mark_partial_gradient
 from bert_ds.random_keys import hash_places, keyed_dropout, seed_generator
 
 
-def activation(x: Tensor, config: ModelConfig) -> Tensor:
-    """The model's one GELU: exact, or its tanh approximation."""
-    return F.gelu(x, approximate="none" if config.activation == "gelu" else "tanh")
+def activation(x: Tensor, kind: str) -> Tensor:
+    """GELU, one of config.model.ACTIVATIONS: exact, or its tanh approximation."""
+    return F.gelu(x, approximate="none" if kind == "gelu" else "tanh")
 
 
 class SelfAttention(nn.Module):
@@ -89,12 +89,12 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig, ctx: ParallelContext) -> None:
         super().__init__()
-        self._config = config
+        self._activation = config.activation
         self.linear_fc1 = column_parallel_linear(config.hidden_size, config.ffn_size, ctx)
         self.linear_fc2 = row_parallel_linear(config.ffn_size, config.hidden_size, ctx)
 
     def forward(self, hidden_TH: Tensor) -> Tensor:
-        return self.linear_fc2(activation(self.linear_fc1(hidden_TH), self._config))
+        return self.linear_fc2(activation(self.linear_fc1(hidden_TH), self._activation))
 
 
 class TransformerLayer(nn.Module):
