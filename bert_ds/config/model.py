@@ -148,6 +148,10 @@ class ModelConfig:
                           f"makes heads that are {self.projection_size} wide together; in the BERT classes of "
                           f"transformers that is hidden_size={self.hidden_size}",
                           "leave kv_channels out where an export is wanted")
+        if self.lm_head_activation != self.activation:
+            yield Problem("model.head_activation", self.head_activation,
+                          f"differs from model.activation={self.activation}; the BERT classes of transformers have one",
+                          "leave head_activation out where an export is wanted")
 
     def _shape_problems(self) -> Iterator[Problem]:
         for name in ("kv_channels", "ffn_hidden_size"):

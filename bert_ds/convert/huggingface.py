@@ -45,7 +45,7 @@ class ExportReport:
     out: Path
     architecture: str
     num_parameters: int
-    """Numbers of the model as exported, the tied word table once."""
+    """Numbers of the model as exported, a tied word table once."""
     weight_files: tuple[str, ...]
     difference: Difference | None
     """None where it was not verified."""
@@ -67,12 +67,11 @@ def export_to_huggingface(checkpoint: Path, out: Path, options: ExportOptions) -
     raise_if_any(CheckpointError, _problems(source, config, vocabulary))
     # [BOS] and [EOS], which training may have appended to the file's entries, are left out; the table keeps its rows.
     config = replace(config, vocab_size=len(vocabulary), make_vocab_size_divisible_by=config.padded_vocab_size)
-    dtype = DTYPES[options.dtype]
+    dtype, untie = DTYPES[options.dtype], options.untie or config.untie_embeddings_and_output_weights
     with output_folder(out, source=source.folder, force=options.force, marker=CONFIG_FILE) as folder:
-        weight_files = write_weights(folder, source, config, dtype=dtype, untie=options.untie,
+        weight_files = write_weights(folder, source, config, dtype=dtype, untie=untie,
                                      max_shard_bytes=options.max_shard_bytes)
-        write_config(folder, hf_config(config, pad_token_id=vocabulary.pad_id, dtype=options.dtype,
-                                       untie=options.untie))
+        write_config(folder, hf_config(config, pad_token_id=vocabulary.pad_id, dtype=options.dtype, untie=untie))
         write_tokenizer(folder, source.vocabulary, max_length=config.max_position_embeddings,
                         lower_case=source.manifest.vocabulary.tokenizer_type == "BertWordPieceLowerCase")
         reason = why_not_verifiable(config) if options.verify else "verification was switched off"
@@ -89,6 +88,7 @@ def export_to_huggingface(checkpoint: Path, out: Path, options: ExportOptions) -
 
 
 def _problems(source: Checkpoint, config: ModelConfig, vocabulary: Vocabulary) -> Iterator[Problem]:
+    yield from config.export_problems()
     expected = parameter_shapes(config)
     found = source.manifest.parameters
     for name in sorted(set(expected) | set(found)):
@@ -109,5 +109,6 @@ def _verification(difference: Difference | None, reason: str | None) -> str:
 
 
 def _padding_numbers(config: ModelConfig) -> int:
-    """Numbers in the rows that pad the word table and its bias."""
-    return (config.padded_vocab_size - config.vocab_size) * (config.hidden_size + 1)
+    """Numbers in the rows that pad the word table, the output weight where it is another, and the bias."""
+    tables = 2 if config.untie_embeddings_and_output_weights else 1
+    return (config.padded_vocab_size - config.vocab_size) * (tables * config.hidden_size + 1)

@@ -18,6 +18,7 @@ from bert_ds.config.model import ModelConfig
 
 WORD_TABLE = "embedding.word_embeddings.weight"
 LOGIT_BIAS = "output_layer.bias"
+OUTPUT_PROJECTION = "cls.predictions.decoder.weight"
 
 
 class Transform(Protocol):
@@ -86,10 +87,12 @@ def name_map(config: ModelConfig) -> tuple[Rule, ...]:
 
 
 def untied_rules(config: ModelConfig) -> tuple[Rule, ...]:
-    """The output projection as tensors of its own; it is tied to the word table and usually left out of files."""
+    """What files hold a second time when the output projection is not tied; a tied one is usually left out of them."""
     cut = CutVocabulary(config.vocab_size, config.padded_vocab_size)
-    return (Rule(WORD_TABLE, ("cls.predictions.decoder.weight",), cut),
-            Rule(LOGIT_BIAS, ("cls.predictions.decoder.bias",), cut))
+    bias = Rule(LOGIT_BIAS, ("cls.predictions.decoder.bias",), cut)
+    if config.untie_embeddings_and_output_weights:
+        return (bias,)
+    return (Rule(WORD_TABLE, (OUTPUT_PROJECTION,), cut), bias)
 
 
 def zero_tables(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -109,6 +112,8 @@ def _rules(config: ModelConfig) -> Iterator[Rule]:
     yield from _module("encoder.final_layernorm", norms["encoder.final_layernorm"])
     yield from _module("lm_head.dense", "cls.predictions.transform.dense")
     yield from _module("lm_head.layer_norm", "cls.predictions.transform.LayerNorm")
+    if config.untie_embeddings_and_output_weights:
+        yield Rule("output_layer.weight", (OUTPUT_PROJECTION,), cut)
     yield Rule(LOGIT_BIAS, ("cls.predictions.bias",), cut)
     if config.binary_head:
         yield from _module("pooler.dense", "bert.pooler.dense")
