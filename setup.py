@@ -9,7 +9,7 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
-SHIPPED = {"recipes": ("*.yaml", "*.sh"), "ds_configs": ("*.json",)}
+SHIPPED = {"recipes": ("*.yaml", "*.sh", "*.py"), "recipes/finetuning": ("*.py",), "ds_configs": ("*.json",)}
 
 
 def version() -> str:

@@ -76,9 +76,10 @@ def test_a_built_package_carries_recipes_and_configurations(tmp_path: Path) -> N
     subprocess.run([sys.executable, "setup.py", "-q", "build", "--build-lib", str(tmp_path / "built")], cwd=source,
                    check=True, capture_output=True, timeout=120)
     shipped = tmp_path / "built" / "bert_ds" / "_shipped"
-    for folder, patterns in (("recipes", ("*.yaml", "*.sh")), ("ds_configs", ("*.json",))):
+    for folder, patterns in (("recipes", ("*.yaml", "*.sh", "*.py")), ("recipes/finetuning", ("*.py",)),
+                             ("ds_configs", ("*.json",))):
         expected = sorted(path.name for pattern in patterns for path in (ROOT / folder).glob(pattern))
-        assert sorted(path.name for path in (shipped / folder).iterdir()) == expected
+        assert sorted(path.name for path in (shipped / folder).iterdir() if path.is_file()) == expected
         assert expected
     found = subprocess.run(
         [sys.executable, "-c", "from bert_ds.cli.shipped_files import find_file, shipped_names\n"

@@ -1,0 +1,1 @@
+"""What the fine-tuning recipes share."""
