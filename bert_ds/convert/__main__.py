@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from bert_ds.convert import command_to_hf
+from bert_ds.convert import command_from_hf, command_to_hf
 from bert_ds.errors import run_command
 from bert_ds.log import configure_logging
 
@@ -24,6 +24,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bert_ds.convert", description="Converts checkpoints.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     command_to_hf.add_parser(commands)
+    command_from_hf.add_parser(commands)
     return parser
 
 

@@ -5,10 +5,11 @@ B batch, S sequence, P predictions kept per row (here all S), V true vocabulary,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from packaging.version import Version
@@ -109,6 +110,25 @@ def verify(checkpoint: Checkpoint, config: ModelConfig, exported: Path, dtype: t
     return difference
 
 
+def verify_import(
+    checkpoint: Checkpoint, config: ModelConfig, source: Path, missing: Mapping[str, Tensor]
+) -> Difference:
+    """Compares `checkpoint` with the model in `source`, the folder that it was made from, both computed in fp32.
+
+    `missing` holds what the folder lacks, by their names: `transformers` is given the values that the checkpoint has.
+
+    Raises:
+        CheckpointError: they differ by more than RELATIVE_TOLERANCE, or their names do not fit.
+    """
+    rows = RandomRows.draw(config, Vocabulary.from_file(str(checkpoint.vocabulary)).pad_id)
+    ours = our_logits(config, lambda name: checkpoint.read_full(WEIGHT, name), rows, torch.float32)
+    difference = _difference(ours, their_logits(config, source, rows, torch.float32, missing=missing))
+    if not difference.relative <= RELATIVE_TOLERANCE:
+        raise CheckpointError.of("MODEL", source, "transformers computes other logits from it than the checkpoint's "
+                                 f"model: {difference}", "report this with config.json; --no-verify converts it still")
+    return difference
+
+
 def largest_difference(
     checkpoint: Checkpoint, config: ModelConfig, exported: Path, dtype: torch.dtype, *, compute: torch.dtype
 ) -> Difference:
@@ -119,7 +139,10 @@ def largest_difference(
         return checkpoint.read_full(WEIGHT, name).to(dtype)
 
     ours = our_logits(config, exported_weight, rows, compute)
-    theirs = their_logits(config, exported, rows, compute)
+    return _difference(ours, their_logits(config, exported, rows, compute))
+
+
+def _difference(ours: Logits, theirs: Logits) -> Difference:
     largest = [float(logits.abs().max()) for logits in (ours.mlm, ours.sop) if logits is not None]
     sop = None
     if ours.sop is not None and theirs.sop is not None:
@@ -142,8 +165,14 @@ def our_logits(
 
 
 @torch.no_grad()
-def their_logits(config: ModelConfig, exported: Path, rows: RandomRows, compute: torch.dtype) -> Logits:
-    """What `transformers` computes from the files in `exported`.
+def their_logits(
+    config: ModelConfig, folder: Path, rows: RandomRows, compute: torch.dtype, *,
+    missing: Mapping[str, Tensor] | None = None,
+) -> Logits:
+    """What `transformers` computes from the files in `folder`.
+
+    `missing`: values of what the files lack; they may then hold parts beyond the model of `config`. None where they
+    have to hold all of it and nothing else.
 
     Raises:
         CheckpointError: a parameter is missing from the files, left over or of another shape.
@@ -151,16 +180,25 @@ def their_logits(config: ModelConfig, exported: Path, rows: RandomRows, compute:
     transformers = _transformers()
     model_class = transformers.AutoModelForPreTraining if config.binary_head else transformers.AutoModelForMaskedLM
     model, loading = model_class.from_pretrained(
-        exported, dtype=compute, attn_implementation="eager", local_files_only=True, output_loading_info=True)
+        folder, dtype=compute, attn_implementation="eager", local_files_only=True, output_loading_info=True)
+    if missing is not None:
+        model.load_state_dict(dict(missing), strict=False)
+        loading = _without_expected(loading, missing)
     if wrong := {kind: sorted(map(str, names)) for kind, names in loading.items() if names}:
-        raise CheckpointError.of("export", exported.name, f"does not fit transformers' {type(model).__name__}: {wrong}",
+        raise CheckpointError.of("export", folder.name, f"does not fit transformers' {type(model).__name__}: {wrong}",
                                  "report this with config.json; --no-verify writes the files all the same")
     outputs = model.eval()(
         input_ids=rows.input_ids, token_type_ids=rows.token_type_ids, attention_mask=rows.mask)
     real_BS = rows.mask.bool()
-    if config.binary_head:
-        return Logits(outputs.prediction_logits[real_BS], outputs.seq_relationship_logits)
-    return Logits(outputs.logits[real_BS], None)
+    mlm_BSV = outputs.prediction_logits if config.binary_head else outputs.logits
+    sop_B2 = outputs.seq_relationship_logits if config.binary_head else None
+    return Logits(mlm_BSV[..., : config.vocab_size][real_BS], sop_B2)
+
+
+def _without_expected(loading: Mapping[str, Iterable[Any]], missing: Mapping[str, Tensor]) -> dict[str, list[Any]]:
+    """What `transformers` reports of loading beyond the tensors that are `missing`, tied to others, or left out."""
+    expected = (*missing, "cls.predictions.decoder.", "bert.pooler.", "pooler.", "cls.seq_relationship.")
+    return {kind: [name for name in names if not str(name).startswith(expected)] for kind, names in loading.items()}
 
 
 def _transformers() -> ModuleType:
