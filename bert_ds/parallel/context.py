@@ -28,6 +28,8 @@ class ParallelContext:
     dp_group: dist.ProcessGroup | None = None
     sequence_parallel: bool = False
     """Whether, between the matrices, each tensor-parallel rank holds its share of the tokens only."""
+    dualpipev: bool = False
+    """Whether each pipeline rank holds two stages, out and back, so that the first rank holds the last stage too."""
     device: torch.device = torch.device("cpu")
 
     @classmethod
@@ -37,6 +39,7 @@ class ParallelContext:
 
     def __post_init__(self) -> None:
         assert self.tp_size > 1 or not self.sequence_parallel
+        assert self.pp_size > 1 or not self.dualpipev
 
     @property
     def world_size(self) -> int:
@@ -48,20 +51,32 @@ class ParallelContext:
 
     @property
     def is_first_stage(self) -> bool:
+        """Whether this rank holds the embeddings."""
         return self.pp_rank == 0
 
     @property
     def is_last_stage(self) -> bool:
-        return self.pp_rank == self.pp_size - 1
+        """Whether this rank holds heads and loss."""
+        return self.pp_rank == self._last_stage_pp_rank
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether this rank needs batches: inputs, labels or both."""
+        return self.is_first_stage or self.is_last_stage
 
     @property
     def last_stage_rank(self) -> int:
-        """Global rank of the last stage of this rank's pipeline."""
-        return ((self.pp_size - 1) * self.dp_size + self.dp_rank) * self.tp_size + self.tp_rank
+        """Global rank that holds the last stage of this rank's pipeline."""
+        return (self._last_stage_pp_rank * self.dp_size + self.dp_rank) * self.tp_size + self.tp_rank
+
+    @property
+    def _last_stage_pp_rank(self) -> int:
+        return 0 if self.dualpipev else self.pp_size - 1
 
 
 def build_context(
-    *, tp_size: int, pp_size: int, device: torch.device, timeout: timedelta, sequence_parallel: bool = False
+    *, tp_size: int, pp_size: int, device: torch.device, timeout: timedelta, sequence_parallel: bool = False,
+    dualpipev: bool = False,
 ) -> ParallelContext:
     """Makes the groups of this process; every rank of the initialised default group has to call it.
 
@@ -78,7 +93,7 @@ def build_context(
         tp_group=_own_group(grid_PDT.reshape(-1, tp_size), rank, timeout),
         pp_group=_own_group(grid_PDT.permute(1, 2, 0).reshape(-1, pp_size), rank, timeout),
         dp_group=_own_group(grid_PDT.permute(0, 2, 1).reshape(-1, dp_size), rank, timeout),
-        sequence_parallel=sequence_parallel and tp_size > 1, device=device,
+        sequence_parallel=sequence_parallel and tp_size > 1, dualpipev=dualpipev, device=device,
     )
 
 

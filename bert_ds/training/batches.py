@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from bert_ds.config.run import RunConfig
 from bert_ds.data.loader import Window, WindowLoader
+from bert_ds.data.samples import SampleSource
 from bert_ds.parallel.context import ParallelContext
 
 MicroBatch = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
@@ -20,27 +22,59 @@ class StepInputs:
     """The micro-batches of one optimizer step on this rank."""
 
     micro_batches: Iterator[MicroBatch] | None
-    """None on stages that read no data."""
+    """None on ranks that read no data."""
     real_tokens: int
-    """Tokens of this rank's rows that are not padding; 0 on stages that read no data."""
+    """Tokens of this rank's rows that are not padding; 0 on ranks that read no data."""
     wait_s: float
     """Seconds this rank waited for the loader."""
 
 
+def training_source(
+    run: RunConfig, ctx: ParallelContext, dataset: SampleSource | None, first: int, stop: int
+) -> StepSource:
+    """The steps that train on the samples from `first` to `stop` (exclusive); `dataset` may be None if there are none.
+    """
+    return _source(run, ctx, dataset, first, stop, run.engine.micro_batch_size)
+
+
+def evaluation_source(run: RunConfig, ctx: ParallelContext, dataset: SampleSource) -> StepSource:
+    """The global batches of one evaluation: always the first samples of the split, however they are cut."""
+    samples = run.schedule.eval_iters * run.engine.global_batch_size
+    return _source(run, ctx, dataset, 0, samples, run.eval_micro_batch_size)
+
+
+def _source(
+    run: RunConfig, ctx: ParallelContext, dataset: SampleSource | None, first: int, stop: int, micro_batch_size: int
+) -> StepSource:
+    steps = max(stop - first, 0) // run.engine.global_batch_size
+    if not ctx.reads_data or steps == 0:
+        return StepSource(None, ctx, steps)
+    assert dataset is not None
+    return StepSource(WindowLoader(
+        dataset, first_sample=first, num_samples=stop, micro_batch_size=micro_batch_size,
+        accumulation=run.engine.global_batch_size // (micro_batch_size * ctx.dp_size), dp_rank=ctx.dp_rank,
+        dp_size=ctx.dp_size, num_workers=max(run.data.num_workers, 1), rows_are_full=run.data.rows_are_full),
+        ctx, steps)
+
+
 class StepSource:
-    """Draws one accumulation window after another; on stages between the first and the last it draws nothing.
+    """Draws one accumulation window after another; on ranks that read no data it draws nothing.
 
     The denominators, masked tokens and labelled pairs of the global batch, are summed over the data-parallel ranks of
     the last stage before the first micro-batch runs, since they scale its loss.
     """
 
-    def __init__(self, loader: WindowLoader | None, ctx: ParallelContext) -> None:
+    def __init__(self, loader: WindowLoader | None, ctx: ParallelContext, steps: int) -> None:
+        """Gives `steps` steps. Every rank counts them: a step that one rank begins and another cannot would hang."""
         self._windows = iter(loader) if loader is not None else None
         self._loader = loader
         self._ctx = ctx
+        self._steps_left = steps
 
     def next(self) -> StepInputs:
         """The inputs of the next step."""
+        assert self._steps_left > 0, "no step is left, on any rank"
+        self._steps_left -= 1
         if self._windows is None:
             return StepInputs(None, 0, 0.0)
         started = time.monotonic()

@@ -15,23 +15,24 @@ from bert_ds.config.stages import stage_bounds
 from bert_ds.model.bert import ComputeSettings
 from bert_ds.model.loss import LossSums, PretrainingLoss
 from bert_ds.parallel.context import ParallelContext
-from bert_ds.training.pipeline import BertPipeline
-from bert_ds.training.pipeline_engine import BertPipelineEngine
+from bert_ds.training.pipeline import BertPipeline, DualPipeVPipeline
+from bert_ds.training.pipeline_engine import BertDualPipeVEngine, BertPipelineEngine
 
 _SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def build_pipeline(run: RunConfig, ctx: ParallelContext, sums: LossSums) -> BertPipeline:
-    """This rank's stage with its initial weights, in fp32; DeepSpeed casts it."""
+    """What this rank holds of the model with its initial weights, in fp32; DeepSpeed casts it."""
     accumulation = run.engine.accumulation(ctx.dp_size)
     loss = PretrainingLoss(run.model, ctx, sums, averaged_over=accumulation * ctx.dp_size,
                            per_micro_batch=run.schedule.loss_normalization == "micro_batch")
     compute = ComputeSettings(
         DTYPES[run.engine.precision], run.data.row_kind, run.data.sequences_per_row,
         deterministic=run.schedule.deterministic_mode)
+    pipeline = DualPipeVPipeline if ctx.dualpipev else BertPipeline
     with quiet():
-        return BertPipeline(run.model, ctx, compute, loss, bounds=stage_bounds(run.model, run.parallel),
+        return pipeline(run.model, ctx, compute, loss, bounds=stage_bounds(run.model, run.parallel),
                             seed=run.schedule.seed, recompute_every=run.engine.activation_checkpoint_interval)
 
 
@@ -50,19 +51,20 @@ def parameter_groups(pipeline: BertPipeline, weight_decay: float) -> list[dict[s
 def build_engine(
     run: RunConfig, ctx: ParallelContext, pipeline: BertPipeline, settings: Mapping[str, Any]
 ) -> BertPipelineEngine:
-    """DeepSpeed's engine around `pipeline`, made as `deepspeed.initialize` makes its PipelineEngine.
+    """DeepSpeed's engine around `pipeline`, made as `deepspeed.initialize` makes its pipeline engines.
 
     Args:
         run: the run.
         ctx: this rank's place.
-        pipeline: the stage of this rank.
+        pipeline: what this rank holds of the model.
         settings: the completed DeepSpeed JSON (cli.deepspeed_json.engine_json).
     """
     optimizer = torch.optim.AdamW(
         parameter_groups(pipeline, run.engine.weight_decay), lr=run.engine.lr, betas=run.engine.betas,
         eps=run.engine.eps, fused=ctx.device.type == "cuda")
+    engine = BertDualPipeVEngine if ctx.dualpipev else BertPipelineEngine
     with quiet():
-        return BertPipelineEngine(
+        return engine(
             args=None, model=pipeline, optimizer=optimizer, mpu=pipeline.mpu(), dist_init_required=False,
             config=dict(settings), config_class=DeepSpeedConfig(dict(settings), pipeline.mpu()))
 

@@ -74,7 +74,8 @@ def run_job(prepared: Prepared) -> int:
     try:
         ctx = build_context(
             tp_size=run.parallel.tensor_model_parallel_size, pp_size=run.parallel.pipeline_model_parallel_size,
-            device=prepared.device, timeout=COLLECTIVE_LIMIT, sequence_parallel=run.parallel.sequence_parallel)
+            device=prepared.device, timeout=COLLECTIVE_LIMIT, sequence_parallel=run.parallel.sequence_parallel,
+            dualpipev=run.parallel.is_dualpipev)
         with coordinator.entered(save_lock(run.output.save if ctx.rank == 0 else None)):
             code = coordinator.guarded(lambda: _train(run, ctx, coordinator, place, prepared.vocabulary))
         coordinator.leave("the end of the run")
@@ -125,13 +126,16 @@ def _introduce(run: RunConfig, ctx: ParallelContext) -> None:
     engine = run.engine
     log.info("model: %s parameters in %s, ZeRO %d; tensor %d x pipeline %d x data %d ranks%s",
              f"{run.model.num_parameters:,}", engine.precision, engine.zero_stage, ctx.tp_size, ctx.pp_size,
-             ctx.dp_size, ", sequence parallel" if ctx.sequence_parallel else "")
+             ctx.dp_size, (", sequence parallel" if ctx.sequence_parallel else "") + (", DualPipeV" if ctx.dualpipev else ""))
     log.info("global batch %d = micro-batch %d x accumulation %d x data parallel %d", engine.global_batch_size,
              engine.micro_batch_size, engine.accumulation(ctx.dp_size), ctx.dp_size)
+    if unexportable := " ".join(map(str, run.model.export_problems())):
+        log.warning("this model will not export to Hugging Face: %s", unexportable)
     if peak_flops(ctx.device) is None:
         return
     log.info("grad norm is before clipping; tokens/s counts padding; MFU = FLOPs of a step / (seconds x GPUs x dense "
-             "16-bit peak), FLOPs of a row = 3 x [L S (8 H^2 + 4 H F + 4 S H) + P (2 H^2 + 2 H V) + 2 M H^2]")
+             "16-bit peak), FLOPs of a row = 3 x [L S (8 H A + 4 H F + 4 S A) + P (2 H^2 + 2 H V) + 2 M H^2], A = heads x "
+             "head dimension")
 
 
 def _reporter(run: RunConfig, ctx: ParallelContext) -> Reporter:

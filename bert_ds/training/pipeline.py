@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+from deepspeed.pipe import DualPipeVModule, LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -45,12 +45,29 @@ class _Run:
     recompute: bool
 
 
+@dataclass(frozen=True)
+class _Stage:
+    """A stage that this rank holds."""
+
+    start: int
+    """Global index of the first layer."""
+    functions: Sequence[Callable[..., Any]]
+    """The layers, called one after the other."""
+
+    @property
+    def layers(self) -> range:
+        return range(self.start, self.start + len(self.functions))
+
+
 class BertPipeline(PipelineModule):
     """One stage of BERT.
 
     The forward pass is our own: it hands each layer its dropout key and recomputes groups of transformer layers, so
     that neither DeepSpeed's layer seeding nor its activation checkpointing is needed.
     """
+
+    active_phase = 0
+    """Which of the rank's stages `forward` runs."""
 
     def __init__(
         self, config: ModelConfig, ctx: ParallelContext, compute: ComputeSettings, loss: PretrainingLoss, *,
@@ -65,36 +82,36 @@ class BertPipeline(PipelineModule):
         )
         for local in self.local_parameters():
             initialize_parameter(local.parameter, local.name, config, seed)
-        self._runs = tuple(self._group(recompute_every))
+        self._runs = [tuple(_group(stage, recompute_every)) for stage in self._stages()]
         self._step = 0
-        self._micro_batch = 0
+        self._micro_batches = [0] * len(self._runs)
 
     def begin_step(self, step: int) -> None:
         """Names the training step whose micro-batches come next; dropout depends on it."""
-        self._step, self._micro_batch = step, 0
+        self._step, self._micro_batches = step, [0] * len(self._runs)
 
     def forward(self, inputs: Any) -> Any:
         """This stage's layers on one micro-batch; called by the engine."""
         # The segment ids are the last but one of whatever a stage receives.
         keys = self._keys(inputs[-2]) if self.training else None
-        for run in self._runs:
+        for run in self._runs[self.active_phase]:
             inputs = _execute(run, inputs, keys)
         return inputs
 
     def _keys(self, segment_ids_BS: Tensor) -> dict[int, DropoutKey]:
         """The dropout keys of this stage's layers for the next micro-batch, by global index."""
         ctx, micro_batch_size = self._ctx, segment_ids_BS.size(0)
-        first_row = (self._micro_batch * ctx.dp_size + ctx.dp_rank) * micro_batch_size
-        self._micro_batch += 1
-        layers = range(self._local_start, self._local_stop)
+        first_row = (self._micro_batches[self.active_phase] * ctx.dp_size + ctx.dp_rank) * micro_batch_size
+        self._micro_batches[self.active_phase] += 1
+        layers = self._stages()[self.active_phase].layers
         token_group = ctx.tp_group if ctx.sequence_parallel else None
         key = BatchKey(self._seed, self._step, first_row, ctx.tp_rank)
         return dict(zip(layers, layer_keys(key, layers, segment_ids_BS, token_group), strict=True))
 
     def local_parameters(self) -> Iterator[LocalParameter]:
-        """Every parameter of this stage once, in the order of the layers."""
+        """Every parameter of this rank once, in the order of the layers."""
         seen: set[int] = set()
-        for index in range(self._local_start, self._local_stop):
+        for index in (index for stage in self._stages() for index in stage.layers):
             layer = self._layer_defs[index]
             module = self.tied_modules[layer.tied_key] if layer.tied_key else getattr(self, str(index))
             for name, parameter in module.named_parameters():
@@ -114,17 +131,31 @@ class BertPipeline(PipelineModule):
         """DeepSpeed broadcasts a leaf that needs a gradient; without one there is nothing to warn of."""
         super()._synchronize_tied_weights()
 
-    def _group(self, recompute_every: int) -> Iterator[_Run]:
-        """The local layers in order, transformer layers in groups of `recompute_every` where that is not 0."""
-        index, functions = 0, self.forward_funcs
-        while index < len(functions):
-            stop = index + 1
-            recompute = recompute_every > 0 and isinstance(functions[index], TransformerLayer)
-            while recompute and stop < min(index + recompute_every, len(functions)) \
-                    and isinstance(functions[stop], TransformerLayer):
-                stop += 1
-            yield _Run(self._local_start + index, tuple(functions[index:stop]), recompute)
-            index = stop
+    def _stages(self) -> list[_Stage]:
+        """What this rank holds, in the order of the layers."""
+        return [_Stage(self._local_start, self.forward_funcs)]
+
+
+class DualPipeVPipeline(DualPipeVModule, BertPipeline):
+    """Two stages of BERT, each as far from its end of the model as the other: rank 0 holds embeddings and heads, and
+    with them the word table once."""
+
+    def _stages(self) -> list[_Stage]:
+        return [_Stage(start, functions)
+                for (start, _), functions in zip(self.phase_bounds, self.phase_funcs, strict=True)]
+
+
+def _group(stage: _Stage, recompute_every: int) -> Iterator[_Run]:
+    """The layers of a stage in order, transformer layers in groups of `recompute_every` where that is not 0."""
+    index, functions = 0, stage.functions
+    while index < len(functions):
+        stop = index + 1
+        recompute = recompute_every > 0 and isinstance(functions[index], TransformerLayer)
+        while recompute and stop < min(index + recompute_every, len(functions)) \
+                and isinstance(functions[stop], TransformerLayer):
+            stop += 1
+        yield _Run(stage.start + index, tuple(functions[index:stop]), recompute)
+        index = stop
 
 
 def _spec(layer: LayerDef) -> LayerSpec:

@@ -1,20 +1,23 @@
-"""DeepSpeed's PipelineEngine with one owner for the tied word table.
+"""DeepSpeed's pipeline engines with one owner for the tied word table, and evaluation in a shape of its own.
 
 DeepSpeed lets every stage that holds the table update its own copy: it sums the gradients over the stages, then
 averages over the data-parallel ranks, bucket by bucket. The buckets of two stages differ, so do the orders of their
 sums, and the copies drift apart by roundings (and by more where gradients accumulate outside `.grad`). Here the first
 stage alone updates the table and hands the new weights on: the copies are equal to the bit, and a copy costs neither
-masters nor moments.
+masters nor moments. Under DualPipeV one rank holds both ends of the model, and there is no copy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.pipe import schedule
+from deepspeed.runtime.pipe.dualpipev import DualPipeVEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
 
@@ -23,7 +26,7 @@ from bert_ds.parallel.sharding import has_partial_gradient
 
 @dataclass(frozen=True)
 class TiedWeight:
-    """A weight that several stages hold."""
+    """A weight that several ranks hold."""
 
     weight: nn.Parameter
     owner: int
@@ -33,20 +36,36 @@ class TiedWeight:
 
 
 class BertPipelineEngine(PipelineEngine):
-    """The engine of one stage; see the head of this file."""
+    """The engine of one rank; see the head of this file."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.tied_weights = [
             TiedWeight(getattr(comm["module"], attribute), min(comm["ranks"]), comm["group"],
                        self.global_rank != min(comm["ranks"]))
-            for comm in self.module.tied_comms.values() for attribute in comm["weight_attr"]]
+            for comm in self.module.tied_comms.values() if len(comm["ranks"]) > 1
+            for attribute in comm["weight_attr"]]
         self._partial = [parameter for parameter in self.module.parameters() if has_partial_gradient(parameter)]
         self._sums_of_copies: dict[nn.Parameter, torch.Tensor] = {}
         if self.using_bf16_optimizer:
             for tied in self.tied_weights:
                 if tied.is_copy:
                     self._accumulate_in_fp32(tied.weight)
+
+    @contextmanager
+    def evaluation(self, micro_batches: int) -> Iterator[None]:
+        """Within it, `eval_batch` takes so many micro-batches, of any one shape; all ranks enter and leave together.
+
+        Stages agree on the shape of what they exchange once and for all, so the agreement is made anew inside and
+        afterwards.
+        """
+        in_training, self.micro_batches = self.micro_batches, micro_batches
+        self.reset_activation_shape()
+        try:
+            yield
+        finally:
+            self.micro_batches = in_training
+            self.reset_activation_shape()
 
     def _accumulate_in_fp32(self, copy: nn.Parameter) -> None:
         """The bf16 optimizer accumulates its own parameters' gradients in fp32; a copy is not among them."""
@@ -86,4 +105,18 @@ class BertPipelineEngine(PipelineEngine):
         **PipelineEngine._INSTRUCTION_MAP,
         schedule.ReduceTiedGrads: _exec_reduce_tied_grads,
         schedule.OptimizerStep: _exec_optimizer_step,
+    }
+
+
+class BertDualPipeVEngine(BertPipelineEngine, DualPipeVEngine):
+    """The engine of a rank that holds two stages.
+
+    DeepSpeed's numbers its buffers by the micro-batches of training, in evaluation too; within `evaluation` they are
+    those of evaluation.
+    """
+
+    _INSTRUCTION_MAP: ClassVar[dict[type, Any]] = {
+        **DualPipeVEngine._INSTRUCTION_MAP,
+        schedule.ReduceTiedGrads: BertPipelineEngine._exec_reduce_tied_grads,
+        schedule.OptimizerStep: BertPipelineEngine._exec_optimizer_step,
     }

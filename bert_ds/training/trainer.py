@@ -9,12 +9,11 @@ from typing import Any
 
 from bert_ds.config.run import RunConfig
 from bert_ds.data.bert_dataset import Datasets
-from bert_ds.data.loader import WindowLoader
 from bert_ds.data.vocabulary import Vocabulary
 from bert_ds.errors import EXIT_DONE, GuardError
 from bert_ds.model.loss import LossSums
 from bert_ds.parallel.context import ParallelContext
-from bert_ds.training.batches import StepSource
+from bert_ds.training.batches import training_source
 from bert_ds.training.consistency import check_copies
 from bert_ds.training.coordination import Coordinator
 from bert_ds.training.engine import LossScaleCollapse, loss_scale, set_learning_rate, train_step
@@ -56,7 +55,7 @@ def train(job: Job, state: TrainingState) -> int:
     """
     run, ctx, engine = job.run, job.ctx, job.engine
     rates = LearningRate(run.schedule, run.engine.lr, run.engine.global_batch_size)
-    source = _training_source(job, state)
+    source = training_source(run, ctx, job.datasets.train, state.consumed_samples, job.train_samples)
     interval = Interval(ctx.device)
     losses: Losses | None = None
     saved = state.step if state.step else None
@@ -103,26 +102,8 @@ def train(job: Job, state: TrainingState) -> int:
     return EXIT_DONE
 
 
-def _training_source(job: Job, state: TrainingState) -> StepSource:
-    return _source(job, "train", state.consumed_samples, job.train_samples)
-
-
-def _source(job: Job, split: str, first: int, stop: int) -> StepSource:
-    """Batches of a split; stages between the first and the last read none."""
-    ctx, run = job.ctx, job.run
-    if not (ctx.is_first_stage or ctx.is_last_stage) or first >= stop:
-        return StepSource(None, ctx)
-    return StepSource(WindowLoader(
-        getattr(job.datasets, split), first_sample=first, num_samples=stop,
-        micro_batch_size=run.engine.micro_batch_size, accumulation=run.engine.accumulation(ctx.dp_size),
-        dp_rank=ctx.dp_rank, dp_size=ctx.dp_size, num_workers=max(run.data.num_workers, 1),
-        rows_are_full=run.data.rows_are_full), ctx)
-
-
 def _evaluate(job: Job, state: TrainingState, split: str) -> Losses:
-    source = _source(job, split, 0, job.run.schedule.eval_iters * job.run.engine.global_batch_size)
-    losses = evaluate(job.run, job.ctx, job.engine, job.sums, source)
-    source.close()
+    losses = evaluate(job.run, job.ctx, job.engine, job.sums, getattr(job.datasets, split))
     job.reporter.evaluation(split, state.step, state.consumed_samples, losses)
     return losses
 

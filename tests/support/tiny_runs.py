@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,6 +50,10 @@ class Case:
     sequence_parallel: bool = False
     packed: bool = False
     compile: bool = False
+    schedule: str = "1f1b"
+    layers: int = 5
+    model: dict[str, Any] = field(default_factory=dict)
+    """Other settings of the model."""
 
 
 ADAM_EPS = 1e-3
@@ -59,16 +63,16 @@ GLOBAL_BATCH, SEQUENCE, PREDICTIONS, VOCABULARY, SEQUENCES_OF_PACKED = 16, 16, 8
 
 
 def run_config(case: Case, save: str | None = None) -> RunConfig:
-    """The run of a case: 5 layers, so that no pipeline cuts them evenly."""
+    """The run of a case: 5 layers, unless it says otherwise, so that no pipeline cuts them evenly."""
     return RunConfig(
         name="test",
         model=ModelConfig(
-            num_layers=5, hidden_size=32, num_attention_heads=8, seq_length=SEQUENCE, max_position_embeddings=SEQUENCE,
-            vocab_size=VOCABULARY, make_vocab_size_divisible_by=32, hidden_dropout=case.dropout,
+            num_layers=case.layers, hidden_size=32, num_attention_heads=8, seq_length=SEQUENCE,
+            max_position_embeddings=SEQUENCE, vocab_size=VOCABULARY, make_vocab_size_divisible_by=32, hidden_dropout=case.dropout,
             attention_dropout=case.dropout, norm_placement=case.norm, binary_head=case.binary_head,
-            attention_backend=case.backend, compile=case.compile),
+            attention_backend=case.backend, compile=case.compile, **case.model),
         parallel=ParallelConfig(tensor_model_parallel_size=case.tp, pipeline_model_parallel_size=case.pp,
-                                sequence_parallel=case.sequence_parallel),
+                                pipeline_schedule=case.schedule, sequence_parallel=case.sequence_parallel),
         data=DataConfig(pack_sequences=case.packed, max_sequences_per_row=SEQUENCES_OF_PACKED),
         schedule=ScheduleConfig(train_iters=100, seed=7, loss_normalization=case.normalization),
         engine=EngineConfig(
@@ -179,7 +183,8 @@ class EngineRun:
         self.case = case
         self.run = run_config(case, str(folder) if folder else None)
         self.ctx = build_context(tp_size=case.tp, pp_size=case.pp, device=torch.device("cpu"),
-                                 timeout=timedelta(seconds=60), sequence_parallel=case.sequence_parallel)
+                                 timeout=timedelta(seconds=60), sequence_parallel=case.sequence_parallel,
+                                 dualpipev=self.run.parallel.is_dualpipev)
         # Runs share one store; each has keys of its own in it.
         EngineRun.started += 1
         store = dist.PrefixStore(f"run {EngineRun.started}", dist.distributed_c10d._get_default_store())
