@@ -33,7 +33,7 @@ def build_pipeline(run: RunConfig, ctx: ParallelContext, sums: LossSums) -> Bert
     pipeline = DualPipeVPipeline if ctx.dualpipev else BertPipeline
     with quiet():
         return pipeline(run.model, ctx, compute, loss, bounds=stage_bounds(run.model, run.parallel),
-                            seed=run.schedule.seed, recompute_every=run.engine.activation_checkpoint_interval)
+                            seed=run.schedule.seed, recompute_every=run.recompute_interval)
 
 
 def parameter_groups(pipeline: BertPipeline, weight_decay: float) -> list[dict[str, Any]]:

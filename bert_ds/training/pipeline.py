@@ -82,7 +82,7 @@ class BertPipeline(PipelineModule):
         )
         for local in self.local_parameters():
             initialize_parameter(local.parameter, local.name, config, seed)
-        self._runs = [tuple(_group(stage, recompute_every)) for stage in self._stages()]
+        self._runs = [tuple(_group(stage, recompute_every, config.recompute_method)) for stage in self._stages()]
         self._step = 0
         self._micro_batches = [0] * len(self._runs)
 
@@ -145,15 +145,18 @@ class DualPipeVPipeline(DualPipeVModule, BertPipeline):
                 for (start, _), functions in zip(self.phase_bounds, self.phase_funcs, strict=True)]
 
 
-def _group(stage: _Stage, recompute_every: int) -> Iterator[_Run]:
-    """The layers of a stage in order, transformer layers in groups of `recompute_every` where that is not 0."""
+def _group(stage: _Stage, interval: int, method: str) -> Iterator[_Run]:
+    """The layers of a stage in order. Of its transformer layers, `uniform` recomputes all in groups of `interval`,
+    `block` the first `interval` one by one; 0 recomputes none."""
     index, functions = 0, stage.functions
+    largest, left = (1, interval) if method == "block" else (interval, len(functions))
     while index < len(functions):
         stop = index + 1
-        recompute = recompute_every > 0 and isinstance(functions[index], TransformerLayer)
-        while recompute and stop < min(index + recompute_every, len(functions)) \
+        recompute = interval > 0 and left > 0 and isinstance(functions[index], TransformerLayer)
+        while recompute and stop < min(index + largest, len(functions)) \
                 and isinstance(functions[stop], TransformerLayer):
             stop += 1
+        left -= stop - index if recompute else 0
         yield _Run(stage.start + index, tuple(functions[index:stop]), recompute)
         index = stop
 
