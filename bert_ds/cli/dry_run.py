@@ -44,7 +44,7 @@ def dry_run_text(resolved: ResolvedRun) -> str:
         ("Layout", _layout(resolved)),
         ("Batch", _batch(resolved)),
         ("Vocabulary", vocabulary),
-        ("Parameters and memory of one rank of each stage (MiB, an estimate)", _memory(resolved)),
+        ("Parameters and memory of each rank of a pipeline (MiB, an estimate)", _memory(resolved)),
         ("Learning rate", _learning_rate(resolved.config)),
         ("Data and output", _data_and_output(resolved.config)),
         ("DeepSpeed configuration as it is handed over", _engine(resolved)),
@@ -96,19 +96,30 @@ def _value(run: RunConfig, setting: str) -> object:
 
 def _layout(resolved: ResolvedRun) -> Iterator[str]:
     run, world = resolved.config, resolved.world_size
-    tensor, stages = run.parallel.tensor_model_parallel_size, run.parallel.pipeline_model_parallel_size
-    yield (f"tensor {tensor} x pipeline {stages} x data {run.parallel.data_parallel_size(world)} = "
+    tensor, pipeline = run.parallel.tensor_model_parallel_size, run.parallel.pipeline_model_parallel_size
+    yield (f"tensor {tensor} x pipeline {pipeline} x data {run.parallel.data_parallel_size(world)} = "
            f"{_count(world, 'rank')}")
+    contents = list(_stages(run))
+    if not run.parallel.is_dualpipev:
+        yield from (f"stage {stage}: {content}" for stage, content in enumerate(contents))
+        return
+    for pp_rank in range(pipeline):
+        out, back = run.parallel.stages_of(pp_rank)
+        yield f"pipeline rank {pp_rank}: stage {out}: {contents[out]}; stage {back}: {contents[back]}"
+
+
+def _stages(run: RunConfig) -> Iterator[str]:
+    """What each stage holds."""
     for stage, (start, end) in enumerate(stage_bounds(run.model, run.parallel)):
         parts = [f"layer {start}" if end - start == 1 else f"layers {start}-{end - 1}"]
         parts = ["embeddings", *parts] if stage == 0 else parts
-        parts = [*parts, "heads"] if stage == stages - 1 else parts
-        yield f"stage {stage}: {', '.join(parts)}"
+        parts = [*parts, "heads"] if stage == run.parallel.num_stages - 1 else parts
+        yield ", ".join(parts)
 
 
 def _batch(resolved: ResolvedRun) -> Iterator[str]:
     run = resolved.config
-    copies, stages = run.parallel.data_parallel_size(resolved.world_size), run.parallel.pipeline_model_parallel_size
+    copies, pipeline = run.parallel.data_parallel_size(resolved.world_size), run.parallel.pipeline_model_parallel_size
     engine = run.engine
     accumulation = engine.accumulation(copies)
     yield (f"global batch {engine.global_batch_size} = micro batch {engine.micro_batch_size} x data parallel "
@@ -118,12 +129,27 @@ def _batch(resolved: ResolvedRun) -> Iterator[str]:
     packed = f" of up to {run.data.sequences_per_row} samples" if run.data.pack_sequences else ""
     yield (f"{engine.global_batch_size * run.schedule.train_iters:,} rows{packed} in {run.schedule.train_iters:,} "
            "iterations")
-    if stages > 1:
-        idle = (stages - 1) / (accumulation + stages - 1)
-        yield f"pipeline of {stages} stages with {accumulation} micro-batches: {idle:.0%} of the time idle"
-        if accumulation < BUSY_PIPELINE * stages:
-            yield f"advice: {BUSY_PIPELINE * stages} micro-batches or more keep it busy; raise the global batch or " \
+    if run.schedule.eval_interval is not None:
+        yield (f"evaluation: {_count(run.schedule.eval_iters, 'global batch', 'es')} = micro batch "
+               f"{run.eval_micro_batch_size} x data parallel {copies} x accumulation {run.eval_accumulation(copies)}, "
+               f"rows of {run.eval_seq_length} tokens")
+    if pipeline > 1:
+        ranks = f" on {pipeline} ranks" if run.parallel.is_dualpipev else ""
+        yield (f"pipeline of {run.parallel.num_stages} stages{ranks} with {accumulation} micro-batches: "
+               f"{_idle(run, accumulation):.0%} of the time idle")
+        if accumulation < BUSY_PIPELINE * pipeline:
+            yield f"advice: {BUSY_PIPELINE * pipeline} micro-batches or more keep it busy; raise the global batch or " \
                   "use fewer stages"
+
+
+def _idle(run: RunConfig, accumulation: int) -> float:
+    """Share of a step in which a rank of the pipeline waits, a backward pass taking as long as two forward passes."""
+    ranks = run.parallel.pipeline_model_parallel_size
+    if run.parallel.is_dualpipev:
+        # Counted in forward passes of one of a rank's two stages, from DeepSpeed's schedule played through.
+        waiting = 4 * ranks - 5
+        return waiting / (6 * accumulation + waiting)
+    return (ranks - 1) / (accumulation + ranks - 1)
 
 
 def _memory(resolved: ResolvedRun) -> Iterator[str]:
@@ -131,9 +157,9 @@ def _memory(resolved: ResolvedRun) -> Iterator[str]:
     yield f"{run.model.num_parameters:,} parameters in all, the tied word table once"
     rows: list[Sequence[str]] = [("stage", "parameters", "weights", "gradients", "optimizer", "activations", "logits",
                                   "total")]
-    for stage, memory in enumerate(predict_memory(run, resolved.world_size)):
+    for memory in predict_memory(run, resolved.world_size):
         sizes = (memory.weights, memory.gradients, memory.optimizer, memory.activations, memory.logits, memory.total)
-        rows.append((str(stage), f"{memory.parameters:,}", *(f"{size / MIB:,.0f}" for size in sizes)))
+        rows.append((", ".join(map(str, memory.stages)), f"{memory.parameters:,}", *(f"{size / MIB:,.0f}" for size in sizes)))
     yield from _table(rows)
     yield "without the allocator's reserve, communication buffers and the device's own context"
 
@@ -182,5 +208,5 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("s" if number != 1 else "")
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number:,} {noun}" + (plural if number != 1 else "")

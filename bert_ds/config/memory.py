@@ -7,6 +7,7 @@ allocator, communication buffers and the CUDA context are not part of it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bert_ds.config.run import RunConfig
@@ -17,10 +18,11 @@ LOGIT_COPIES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageMemory:
-    """One rank of one pipeline stage. Sizes are in bytes."""
+class RankMemory:
+    """One rank of the pipeline. Sizes are in bytes."""
 
-    layers: int
+    stages: tuple[int, ...]
+    """Stages that it holds."""
     parameters: int
     """Numbers that this rank holds, replicated ones and the last stage's copy of a tied word table included."""
     weights: int
@@ -36,35 +38,34 @@ class StageMemory:
         return self.weights + self.gradients + self.optimizer + self.activations + self.logits
 
 
-def predict_memory(run: RunConfig, world_size: int) -> tuple[StageMemory, ...]:
-    """What a rank of each stage needs; the run must have no problems on `world_size` ranks."""
-    return tuple(_stage(run, world_size, stage) for stage in range(run.parallel.pipeline_model_parallel_size))
+def predict_memory(run: RunConfig, world_size: int) -> tuple[RankMemory, ...]:
+    """What each rank of a pipeline needs; the run must have no problems on `world_size` ranks."""
+    return tuple(_rank(run, world_size, pp_rank) for pp_rank in range(run.parallel.pipeline_model_parallel_size))
 
 
-def _stage(run: RunConfig, world_size: int, stage: int) -> StageMemory:
-    engine = run.engine
-    layers = layers_of_stages(run.model, run.parallel)[stage]
-    parameters = stage_parameters(run, stage)
+def _rank(run: RunConfig, world_size: int, pp_rank: int) -> RankMemory:
+    engine, stages = run.engine, run.parallel.stages_of(pp_rank)
+    parameters = sum(stage_parameters(run, stage) for stage in stages)
+    copied = sum(_copied(run, stage) for stage in stages)
     shares = run.parallel.data_parallel_size(world_size) if engine.zero_stage == 1 else 1
     half = engine.precision != "fp32"
-    is_last = stage == run.parallel.pipeline_model_parallel_size - 1
     masters = 4 if half or engine.zero_stage == 1 else 0
-    return StageMemory(
-        layers=layers,
+    return RankMemory(
+        stages=stages,
         parameters=parameters,
         weights=parameters * (2 if half else 4),
         gradients=parameters * _gradient_bytes(run),
         # The word table's copy on the last stage is updated by the first one.
-        optimizer=(parameters - _copied(run, stage)) * (masters + 8) // shares,
-        activations=_activations(run, world_size, stage, layers),
-        logits=_logits(run) if is_last else 0,
+        optimizer=(parameters - copied) * (masters + 8) // shares,
+        activations=_activations(run, world_size, stages),
+        logits=_logits(run) if run.parallel.num_stages - 1 in stages else 0,
     )
 
 
 def _copied(run: RunConfig, stage: int) -> int:
-    """Numbers of the tied word table's copy, which the last stage of several holds."""
-    stages = run.parallel.pipeline_model_parallel_size
-    if run.model.untie_embeddings_and_output_weights or stages == 1 or stage < stages - 1:
+    """Numbers of the tied word table's copy, which the last stage holds on another rank than the first one."""
+    apart = run.parallel.num_stages > 1 and not run.parallel.is_dualpipev
+    if run.model.untie_embeddings_and_output_weights or not apart or stage < run.parallel.num_stages - 1:
         return 0
     return run.model.padded_vocab_size * run.model.hidden_size // run.parallel.tensor_model_parallel_size
 
@@ -72,14 +73,13 @@ def _copied(run: RunConfig, stage: int) -> int:
 def stage_parameters(run: RunConfig, stage: int) -> int:
     """Numbers held by one rank of `stage`: matrices and the word table cut by tensor parallelism, the rest whole."""
     model, tensor = run.model, run.parallel.tensor_model_parallel_size
-    stages = run.parallel.pipeline_model_parallel_size
     hidden, ffn, projected = model.hidden_size, model.ffn_size, model.projection_size
     word_table = model.padded_vocab_size * hidden // tensor
     sharded = (4 * projected * hidden + 3 * projected + 2 * hidden * ffn + ffn) // tensor
     count = layers_of_stages(model, run.parallel)[stage] * (sharded + 6 * hidden)
     if stage == 0:
         count += word_table + (model.num_positions + model.num_token_types) * hidden
-    if stage == stages - 1:
+    if stage == run.parallel.num_stages - 1:
         count += word_table if model.untie_embeddings_and_output_weights else _copied(run, stage)
         count += 2 * hidden + (hidden * hidden + 3 * hidden) + model.padded_vocab_size // tensor
         count += (hidden * hidden + 3 * hidden + 2) if model.binary_head else 0
@@ -92,22 +92,34 @@ def _gradient_bytes(run: RunConfig) -> int:
     return own if run.engine.accumulation_dtype == run.engine.precision else own + 4
 
 
-def _activations(run: RunConfig, world_size: int, stage: int, layers: int) -> int:
-    """Activations of the micro-batches whose backward pass is still to come: 1F1B holds `stages - stage` of them."""
-    engine, stages = run.engine, run.parallel.pipeline_model_parallel_size
-    accumulation = engine.accumulation(run.parallel.data_parallel_size(world_size))
-    in_flight = min(stages - stage, accumulation)
+def _activations(run: RunConfig, world_size: int, stages: Sequence[int]) -> int:
+    """Activations of the micro-batches whose backward pass is still to come.
+
+    Of S stages, both schedules hold S - s micro-batches of stage s: 1F1B, and DualPipeV, whose rank r of S/2 has S - r
+    on the way out and r + 1 on the way back.
+    """
+    accumulation = run.engine.accumulation(run.parallel.data_parallel_size(world_size))
+    layers = layers_of_stages(run.model, run.parallel)
+    kept, recomputed = 0, 0
+    for stage in stages:
+        kept_of_one, recomputed_of_one = _stage_activations(run, layers[stage])
+        kept += min(run.parallel.num_stages - stage, accumulation) * kept_of_one
+        recomputed = max(recomputed, recomputed_of_one)
+    return kept + recomputed
+
+
+def _stage_activations(run: RunConfig, layers: int) -> tuple[int, int]:
+    """Bytes that `layers` keep for one micro-batch, and those that its backward pass computes again at a time."""
     linear, attention = _linear_activations(run), _attention_activations(run)
     if run.model.recompute_granularity == "selective":
-        return in_flight * layers * linear + attention
+        return layers * linear, attention
     layer, interval = linear + attention, run.recompute_interval
     if not interval:
-        return in_flight * layers * layer
+        return layers * layer, 0
     if run.model.recompute_method == "block":
         recomputed = min(interval, layers)
-        return in_flight * (recomputed * _hidden_bytes(run) + (layers - recomputed) * layer) + layer
-    kept = -(-layers // interval) * _hidden_bytes(run)
-    return in_flight * kept + min(interval, layers) * layer
+        return recomputed * _hidden_bytes(run) + (layers - recomputed) * layer, layer
+    return -(-layers // interval) * _hidden_bytes(run), min(interval, layers) * layer
 
 
 def _linear_activations(run: RunConfig) -> int:
