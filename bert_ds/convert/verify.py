@@ -179,8 +179,13 @@ def their_logits(
     """
     transformers = _transformers()
     model_class = transformers.AutoModelForPreTraining if config.binary_head else transformers.AutoModelForMaskedLM
-    model, loading = model_class.from_pretrained(
-        folder, dtype=compute, attn_implementation="eager", local_files_only=True, output_loading_info=True)
+    try:
+        model, loading = model_class.from_pretrained(
+            folder, dtype=compute, attn_implementation="eager", local_files_only=True, output_loading_info=True)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CheckpointError.of("model", folder.name, f"cannot be loaded by transformers ({reason})",
+                                 "look into the folder's files; --no-verify converts it still") from error
     if missing is not None:
         model.load_state_dict(dict(missing), strict=False)
         loading = _without_expected(loading, missing)
