@@ -34,6 +34,11 @@ EIGHT_RANKS = [
 ]
 """All products of tensor and pipeline sizes on 8 ranks that 5 layers allow; the rest is data parallel."""
 
+SIXTEEN_RANKS = [
+    Case(tp=2, pp=4, micro_batch=2, recompute=1, **DROPOUT),
+    Case(tp=4, pp=2, micro_batch=1, sequence_parallel=True, packed=True, **DROPOUT),
+]
+
 TWO_RANKS = [
     Case(tp=2, zero=1),
     Case(tp=2, sequence_parallel=True),
@@ -81,7 +86,8 @@ def copies_against_saved(run: EngineRun) -> list[float]:
 
 
 @pytest.mark.parametrize(("world_size", "cases"), [
-    pytest.param(2, TWO_RANKS, id="two-ranks"), pytest.param(8, EIGHT_RANKS, id="eight-ranks")])
+    pytest.param(2, TWO_RANKS, id="two-ranks"), pytest.param(8, EIGHT_RANKS, id="eight-ranks"),
+    pytest.param(16, SIXTEEN_RANKS, id="sixteen-ranks", marks=pytest.mark.long)])
 def test_every_layout_agrees_with_one_process(world_size: int, cases: list[Case], tmp_path: Path) -> None:
     vocab_file = write_vocabulary(tmp_path / "vocab.txt")
     ranks = run_ranks(train_and_save, world_size, cases, str(tmp_path), str(vocab_file))
