@@ -159,7 +159,8 @@ def _memory(resolved: ResolvedRun) -> Iterator[str]:
                                   "total")]
     for memory in predict_memory(run, resolved.world_size):
         sizes = (memory.weights, memory.gradients, memory.optimizer, memory.activations, memory.logits, memory.total)
-        rows.append((", ".join(map(str, memory.stages)), f"{memory.parameters:,}", *(f"{size / MIB:,.0f}" for size in sizes)))
+        rows.append((", ".join(map(str, memory.stages)), f"{memory.parameters:,}",
+                     *(f"{size / MIB:,.0f}" for size in sizes)))
     yield from _table(rows)
     yield "without the allocator's reserve, communication buffers and the device's own context"
 

@@ -38,8 +38,8 @@ def _refused(layers_per_stage: int, layers: int, ranks: int) -> Problem:
         repair = f"give {layers // (2 * ranks)}"
     elif 1 < ranks <= layers // 2:
         repair = "give --pipeline-schedule dualpipev, which balances uneven stages"
-    return Problem(FLAG, layers_per_stage, f"does not make two stages of each of {ranks} pipeline ranks out of {layers} "
-                   "layers: DualPipeV gives each rank two, and no schedule gives it more", repair)
+    return Problem(FLAG, layers_per_stage, f"does not cut {layers} layers into two stages for each of {ranks} pipeline "
+                   "ranks: DualPipeV gives each rank two, and no schedule gives it more", repair)
 
 
 def _number(settings: Settings, name: str) -> int:

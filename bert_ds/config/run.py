@@ -101,8 +101,8 @@ class RunConfig:
         if accumulation < least:
             smaller = total // (least * copies)
             yield Problem("parallel.pipeline_schedule", self.parallel.pipeline_schedule,
-                          f"needs {least} micro-batches or more on each rank, and {name}={micro_batch_size} of a global "
-                          f"batch of {total} over data-parallel size {copies} makes {accumulation}",
+                          f"needs {least} micro-batches or more on each rank, and {name}={micro_batch_size} of a "
+                          f"global batch of {total} over data-parallel size {copies} makes {accumulation}",
                           f"use a global batch of {least * micro_batch_size * copies}" +
                           (f", or a micro batch of at most {smaller}" if smaller else "") + ", or schedule 1f1b")
         tokens, tensor = micro_batch_size * seq_length, self.parallel.tensor_model_parallel_size

@@ -145,16 +145,16 @@ def open_corpora(data: DataConfig, vocabulary: Vocabulary) -> dict[str, IndexedD
 
 
 def build_datasets(data: DataConfig, *, seq_length: int, binary_head: bool, seed: int, vocabulary: Vocabulary,
-                   num_samples: Mapping[str, int]) -> Datasets:
+                   num_samples: Mapping[str, int], eval_seq_length: int | None = None) -> Datasets:
     """The datasets of a run, the same in every process with the same arguments.
 
     num_samples: samples, or packed rows, that train, valid and test must have; a split with 0 is left out, and so is a
-    test that the settings give no data.
+    test that the settings give no data. A text of fewer samples is gone through again and again.
+    eval_seq_length: length of the rows of valid and test; None means seq_length.
 
     Let one process call this first: it fills the index cache, which the others only map. Raises ConfigError and
     DataError.
     """
-    settings = SampleSettings(data=data, seq_length=seq_length, binary_head=binary_head, seed=seed)
     corpora = open_corpora(data, vocabulary)
     built: dict[str, SampleSource | None] = {}
     for split, blend in blends_of_splits(data).items():
@@ -165,6 +165,8 @@ def build_datasets(data: DataConfig, *, seq_length: int, binary_head: bool, seed
             raise DataError.of(f"--{split}-data-path", "none", f"{split} has no data, while train has its own",
                                f"give --{split}-data-path, or train without evaluation (--eval-interval none)")
         else:
+            length = seq_length if split == "train" or eval_seq_length is None else eval_seq_length
+            settings = SampleSettings(data=data, seq_length=length, binary_head=binary_head, seed=seed)
             planned = data.planned_samples if split == "train" else None
             source = _SplitSource(settings=settings, vocabulary=vocabulary, split=split, blend=blend,
                                   corpora=[corpora[prefix] for prefix in blend.prefixes], planned=planned or wanted,

@@ -16,7 +16,7 @@ def datasets_of_run(run: RunConfig, vocabulary: Vocabulary, train_samples: int |
     batch, schedule = run.engine.global_batch_size, run.schedule
     evaluated = schedule.eval_iters * batch if schedule.eval_interval else 0
     return build_datasets(
-        run.data, seq_length=run.model.seq_length, binary_head=run.model.binary_head, seed=schedule.seed,
-        vocabulary=vocabulary, num_samples={
+        run.data, seq_length=run.model.seq_length, eval_seq_length=run.eval_seq_length,
+        binary_head=run.model.binary_head, seed=schedule.seed, vocabulary=vocabulary, num_samples={
             "train": schedule.train_iters * batch if train_samples is None else train_samples,
             "valid": evaluated, "test": evaluated})
