@@ -64,7 +64,12 @@ def rename_durably(source: Path, target: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Makes the names in `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    sync_file(folder)
+
+
+def sync_file(path: Path) -> None:
+    """Makes durable what another library wrote to `path`."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 
 import pytest
@@ -11,15 +10,12 @@ import torch
 from tolerances import EXACT, OTHER_KERNEL
 
 from bert_ds.config.model import ModelConfig
-from bert_ds.errors import ConfigError
 from bert_ds.model.bert import BertModel, ComputeSettings, vocabulary_logits
 from bert_ds.model.embeddings import packed_positions, sequence_starts
 from bert_ds.model.init import initial_std, initialize_parameter
 from bert_ds.model.loss import LossSums, PretrainingLoss
-from bert_ds.ops.attention import BACKENDS, AttentionBackend, AttentionQuery, choose_backend, visible_mask
 from bert_ds.parallel.context import ParallelContext
 from bert_ds.parallel.sharding import sharded_parameter
-from bert_ds.random_keys import hash_places, seed_generator
 
 CTX = ParallelContext.single_process()
 CONFIG = ModelConfig(num_layers=2, hidden_size=32, num_attention_heads=4, seq_length=24, max_position_embeddings=24,
@@ -192,58 +188,3 @@ def test_two_layers_memorise_sixty_four_samples() -> None:
         sums = loss.sums.take().tolist()
     assert sums[0] / sums[2] < 0.1
     assert sums[4] == sums[5] == 64
-
-
-QUERY = AttentionQuery(rows="padded", dtype=torch.float32, device_type="cpu", head_dim=16, dropout=0.1)
-
-
-@pytest.mark.parametrize("rows", ["full", "padded", "packed"])
-@pytest.mark.parametrize("name", [backend.name for backend in BACKENDS])
-def test_every_backend_agrees_with_the_formula_or_refuses(name: str, rows: str) -> None:
-    query = dataclasses.replace(QUERY, rows=rows, dropout=0.0)
-    backend = next(backend for backend in BACKENDS if backend.name == name)
-    if backend.refusal(query):
-        with pytest.raises(ConfigError, match=f"model.attention_backend={name}"):
-            choose_backend(name, query)
-        return
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, 4, 24, 16, generator=generator, requires_grad=True) for _ in range(3))
-    segments = torch.tensor([[1] * 24, [1] * 10 + [2] * 8 + [0] * 6], dtype=torch.int32)
-    if rows == "padded":
-        segments = segments.clamp(max=1)
-    visible = visible_mask(segments, rows)
-    local = BACKENDS[-1]
-    assert local.name == "local"
-    real = (segments != 0)[:, None, :, None] if rows != "full" else 1.0
-    results = [chosen.kernel(q, k, v, visible, 0.0, None) * real for chosen in (backend, local)]
-    upstream = torch.randn(2, 4, 24, 16, generator=generator)
-    gradients = [torch.autograd.grad(result, (q, k, v), upstream) for result in results]
-    for found, wanted in zip((results[0], *gradients[0]), (results[1], *gradients[1]), strict=True):
-        torch.testing.assert_close(found, wanted, **OTHER_KERNEL)
-
-
-def dropped(backend: AttentionBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seed: int) -> torch.Tensor:
-    """Attention with a quarter dropped."""
-    seed_generator(q.device, seed)
-    hashes_BN = hash_places(torch.tensor(seed, dtype=torch.int32, device=q.device), torch.arange(
-        q.size(0) * q.size(1), dtype=torch.int32, device=q.device).view(q.shape[:2]))
-    return backend.kernel(q, k, v, None, 0.25, hashes_BN)
-
-
-def test_attention_dropout_follows_its_seed_and_keeps_the_mean() -> None:
-    for backend in BACKENDS[2:]:
-        q, k = torch.zeros(1, 1, 64, 8), torch.zeros(1, 1, 64, 8)
-        v = torch.ones(1, 1, 64, 8)
-        first, again, other = (dropped(backend, q, k, v, seed) for seed in (5, 5, 6))
-        assert torch.equal(first, again)
-        assert not torch.equal(first, other)
-        assert float(first.mean()) == pytest.approx(1.0, abs=0.05)
-
-
-def test_auto_takes_the_first_that_serves_and_says_why_others_do_not(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "bert_ds.ops.attention"):
-        assert choose_backend("auto", QUERY).name == "unfused"
-    assert "fused refused: cuDNN attention needs a GPU" in caplog.text
-    gpu = dataclasses.replace(QUERY, device_type="cuda", dtype=torch.float16, head_dim=64)
-    assert choose_backend("auto", gpu).name == "fused"
-    assert choose_backend("auto", dataclasses.replace(gpu, deterministic=True)).name == "unfused"
