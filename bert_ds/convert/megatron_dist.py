@@ -1,0 +1,145 @@
+"""Megatron core's format torch_dist: torch's distributed checkpoint, any range of any tensor in any file.
+
+`.metadata` is a pickle (torch/distributed/checkpoint/metadata.py, filesystem.py), each tensor's range a file of
+torch.save within a .distcp file; neither is executed. Core stacks a parameter of all layers into one tensor with the
+layers as first dimension (megatron/core/transformer/transformer_block.py, sharded_state_dict), unless layers differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bert_ds.checkpoint.format import ParameterRecord
+from bert_ds.config.model import ModelConfig
+from bert_ds.convert.megatron_layout import DIST_METADATA_FILE
+from bert_ds.convert.megatron_names import is_weightless, logical_name
+from bert_ds.convert.megatron_pickle import Inert, Region, StoredTensor, load_plain_pickle, load_torch_file
+from bert_ds.convert.megatron_source import arguments_of, load_rank_file, number_in
+from bert_ds.errors import CheckpointError, Problem, raise_if_any
+
+COMMON_FILE = "common.pt"
+_NOT_THE_MODEL = ("optimizer.", "rng_state", "rerun_state_machine", "args", "opt_param_scheduler", "chained_")
+_STACKED = "encoder.layers."
+_AGAIN = "copy the checkpoint again"
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A range of a tensor."""
+
+    offsets: tuple[int, ...]
+    region: Region
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a parameter of ours is: a tensor of the checkpoint, or one layer of it."""
+
+    key: str
+    layer: int | None
+    shape: tuple[int, ...]
+
+
+class DistSource:
+    """A folder in the format torch_dist."""
+
+    def __init__(self, folder: Path) -> None:
+        """Reads what the tensors are and where; no tensor itself.
+
+        Raises:
+            CheckpointError: the metadata are damaged, or no BERT's.
+        """
+        self.folder, self.legacy = folder, False
+        self.layout: tuple[int, int] | None = None
+        common = load_rank_file(folder / COMMON_FILE) if (folder / COMMON_FILE).is_file() else {}
+        self.args = arguments_of(common)
+        self.iteration = int(number_in(common, "iteration", folder / COMMON_FILE))
+        self.version = number_in(common, "checkpoint_version", folder / COMMON_FILE) or 3.0
+        sizes, self._chunks = _metadata(folder)
+        self._places = {name: place for key, shape in sizes.items() for name, place in _places(key, shape)}
+        unknown = sorted(place.key for name, place in self._places.items() if logical_name(name) is None)
+        raise_if_any(CheckpointError, (
+            Problem("checkpoint", folder, f"{key} is no parameter of a BERT that is known here",
+                    "use the checkpoint of a BERT that Megatron-LM's pretrain_bert.py trained")
+            for key in dict.fromkeys(unknown)))
+        self._places = {str(logical_name(name)): place for name, place in self._places.items()}
+
+    def shapes(self) -> Mapping[str, tuple[tuple[int, ...], int]]:
+        return {name: (place.shape, 1) for name, place in self._places.items()}
+
+    def read(self, name: str, parameter: ParameterRecord, config: ModelConfig) -> Tensor:
+        place = self._places[name]
+        if place.shape != parameter.shape:
+            raise CheckpointError.of(f"{self.folder}: {place.key}", list(place.shape),
+                                     f"should be {list(parameter.shape)}", "use a complete checkpoint of a BERT")
+        full = torch.full(place.shape, float("nan"))
+        covered = torch.zeros(place.shape, dtype=torch.bool)
+        for chunk in self._chunks[place.key]:
+            offsets = chunk.offsets
+            if place.layer is not None:
+                if offsets[0] != place.layer:
+                    continue
+                offsets = offsets[1:]
+            part = self._read_chunk(chunk, place)
+            where = tuple(slice(start, start + size) for start, size in zip(offsets, part.shape, strict=True))
+            if full[where].shape != part.shape:
+                raise CheckpointError.of("checkpoint", chunk.region.path, f"has a range of {place.key} outside of it",
+                                         _AGAIN)
+            full[where], covered[where] = part, True
+        if not covered.all():
+            raise CheckpointError.of("checkpoint", self.folder, f"does not hold all of {place.key}", _AGAIN)
+        return full
+
+    def _read_chunk(self, chunk: _Chunk, place: _Place) -> Tensor:
+        stored = load_torch_file(chunk.region)
+        if not isinstance(stored, StoredTensor) or not stored.dtype.is_floating_point:
+            raise CheckpointError.of("checkpoint", chunk.region.path, f"holds no floating-point tensor for {place.key}",
+                                     _AGAIN)
+        part = stored.read().float()
+        return part[0] if place.layer is not None else part
+
+
+def _places(key: str, shape: tuple[int, ...]) -> Iterator[tuple[str, _Place]]:
+    """The names in core's model that a tensor of the checkpoint stands for."""
+    if not key.startswith(_STACKED) or key.removeprefix(_STACKED)[0].isdigit():
+        yield key, _Place(key, None, shape)
+        return
+    for layer in range(shape[0]):
+        yield f"{_STACKED}{layer}.{key.removeprefix(_STACKED)}", _Place(key, layer, shape[1:])
+
+
+def _metadata(folder: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, list[_Chunk]]]:
+    """Tensor of the model -> shape; tensor of the model -> its ranges."""
+    path = folder / DIST_METADATA_FILE
+    content = load_plain_pickle(path)
+    try:
+        tensors = {key: _state(value) for key, value in _state(content)["state_dict_metadata"].items()}
+        sizes = {key: tuple(state["size"]) for key, state in tensors.items() if "size" in state and _is_weight(key)}
+        chunks: dict[str, list[_Chunk]] = {key: [] for key in sizes}
+        for index, where in _state(content)["storage_data"].items():
+            key, offset = _state(index)["fqn"], _state(index)["offset"]
+            if key in chunks:
+                state = _state(where)
+                region = Region(folder / Path(state["relative_path"]).name, int(state["offset"]), int(state["length"]))
+                chunks[key].append(_Chunk(tuple(offset), region))
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        raise CheckpointError.of("checkpoint", path, f"is not what torch writes ({type(error).__name__}: {error})",
+                                 _AGAIN) from error
+    return sizes, chunks
+
+
+def _state(value: Any) -> dict[str, Any]:
+    state = value.state if isinstance(value, Inert) else None
+    if not isinstance(state, dict):
+        raise TypeError(f"{value!r} has no attributes")
+    return state
+
+
+def _is_weight(key: str) -> bool:
+    return not key.startswith(_NOT_THE_MODEL) and not is_weightless(key.partition("/")[0])
