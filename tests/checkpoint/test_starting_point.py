@@ -37,7 +37,7 @@ def test_the_newest_or_the_one_that_is_named(former: Path) -> None:
     assert folder_to_start_from(OutputConfig()) is None
     with pytest.raises(CheckpointError, match=r"output.ckpt_step=150: .* iterations 100, 200. Fix: .*--ckpt-step"):
         folder_to_start_from(output(former, ckpt_step=150))
-    with pytest.raises(CheckpointError, match="output.load"):
+    with pytest.raises(CheckpointError, match=r"output\.load"):
         folder_to_start_from(output(former / "nowhere", ckpt_step=150))
 
 
