@@ -77,6 +77,16 @@ class CheckpointError(UserError):
     headline = "unusable checkpoint"
 
 
+class SoundCheckpointError(CheckpointError):
+    """A checkpoint that cannot be used though nothing says that it is damaged: no older one may take its place."""
+
+
+class SaveError(CheckpointError):
+    """A checkpoint that could not be saved."""
+
+    headline = "could not save"
+
+
 def tell(error: UserError) -> None:
     """Prints the message on stderr, once."""
     if not error.is_told:

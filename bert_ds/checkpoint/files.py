@@ -6,6 +6,7 @@ the folder.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -14,9 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert_ds.errors import CheckpointError
+from bert_ds.errors import CheckpointError, SoundCheckpointError
 
 _PIECE_BYTES = 16 * 2**20
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 Buffer = bytes | memoryview
 
@@ -82,10 +85,17 @@ def remove_folder(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def digest(path: Path) -> Digest:
-    """Size and hash of the file at `path`."""
+def free_bytes(folder: Path) -> int:
+    """What this user may still write to the disk of `folder`; a quota is not part of it."""
+    return shutil.disk_usage(folder).free
+
+
+def digest(path: Path, *, from_disk: bool = False) -> Digest:
+    """Size and hash of the file at `path`; `from_disk` reads what was written, not what is still in memory of it."""
     hasher, size = hashlib.sha256(), 0
     with open(path, "rb") as file:
+        if from_disk and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while piece := file.read(_PIECE_BYTES):
             hasher.update(piece)
             size += len(piece)
@@ -99,9 +109,12 @@ def os_errors_reported(setting: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
-        raise CheckpointError.of(
-            setting, path, reason, "check that the disk has space and that you may read and write there"
-        ) from error
+        if error.errno in _NO_PERMISSION:
+            raise SoundCheckpointError.of(setting, path, reason, "allow this user to read and write there, or choose "
+                                          "another folder") from error
+        repair = "free space there, keep fewer checkpoints (--keep-last), or choose another disk" \
+            if error.errno in _NO_SPACE else "check that the disk works and has space"
+        raise CheckpointError.of(setting, path, reason, repair) from error
 
 
 def _pieces(buffer: Buffer) -> Iterator[memoryview]:

@@ -1,4 +1,4 @@
-"""What a checkpoint is, version 1.
+"""What a checkpoint is, version 2 (version 1 knew one disk only).
 
     SAVE/latest                            the tag to resume from, moved last
     SAVE/iter_0000100/checkpoint.json      the manifest: everything but the tensors, written last
@@ -9,6 +9,10 @@ A rank's file holds 1-D fp32 tensors under the key `{kind}/{logical name}`: `wei
 `exp_avg_sq` are Adam's moments. Each is a flat range [start, stop) of one tensor-parallel piece of the parameter: of
 piece `tp_index` of `tp_count` equal ones along the cut dimension, flattened row by row. A replicated parameter is its
 own only piece. Names and shapes do not depend on the layout, so any layout can read the ranges that it needs.
+
+Where machines have a disk each instead of one for all, each disk holds the same checkpoint.json and vocabulary, and the
+files of the ranks there. Replicated parameters are saved once a disk, so that each disk has all that its ranks need;
+the folders of all disks, copied into one, are the checkpoint of a single disk.
 """
 
 from __future__ import annotations
@@ -21,16 +25,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bert_ds.errors import CheckpointError, Problem
+from bert_ds.errors import CheckpointError, Problem, SoundCheckpointError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised with every change of what checkpoint.json or a rank's file may hold."""
 WEIGHT, EXP_AVG, EXP_AVG_SQ = KINDS = ("weight", "exp_avg", "exp_avg_sq")
 MANIFEST_FILE = "checkpoint.json"
 VOCABULARY_FILE = "vocab.txt"
 LATEST_FILE = "latest"
-INCOMPLETE, REPLACED = ".incomplete", ".replaced"
-"""Suffixes of a folder that is being written, and of one that gives way to another of the same step."""
+INCOMPLETE, REPLACED, DELETING = ".incomplete", ".replaced", ".deleting"
+"""Suffixes of a folder that is being written, of one that gives way to another of the same step, and of one that is
+being deleted."""
 
 _TAG = re.compile(r"iter_(\d{7,})")
 _SELF_HASH = "sha256_of_the_rest"
@@ -102,6 +107,14 @@ class LayoutRecord:
 
 
 @dataclass(frozen=True)
+class DiskRecord:
+    """A disk that holds a part of the checkpoint: a machine's name for it, and the ranks that wrote there."""
+
+    host: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class VocabularyRecord:
     """The copied vocabulary: SHA-256 of the file, number of entries, how text becomes tokens."""
 
@@ -137,6 +150,16 @@ class Manifest:
     parameters: Mapping[str, ParameterRecord]
     """All parameters of the model, see parameters.parameter_shapes."""
     files: tuple[FileRecord, ...]
+    disks: tuple[DiskRecord, ...] = ()
+    """Empty where all ranks saved to one disk."""
+
+    def disk_of(self, rank: int) -> DiskRecord | None:
+        """Where `rank` wrote; None where there was one disk only."""
+        return next((disk for disk in self.disks if rank in disk.ranks), None)
+
+    def disk_with(self, file: str) -> DiskRecord | None:
+        """Where the file was written; None where there was one disk only."""
+        return next((disk for disk in self.disks if file in map(rank_file, disk.ranks)), None)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -183,7 +206,7 @@ class Manifest:
             content = json.loads(text)
             version = content.pop("format_version")
             if version > FORMAT_VERSION:
-                raise CheckpointError.of(
+                raise SoundCheckpointError.of(
                     "format_version", version, f"{source} is newer than the version {FORMAT_VERSION} known here",
                     "use the bert_ds that wrote it, or a later one",
                 )
@@ -204,6 +227,7 @@ def _manifest(content: dict[str, Any]) -> Manifest:
         name: ParameterRecord(tuple(record["shape"]), record["cut_dim"])
         for name, record in content["parameters"].items()
     }
+    content["disks"] = tuple(DiskRecord(disk["host"], tuple(disk["ranks"])) for disk in content.get("disks", ()))
     content["files"] = tuple(
         FileRecord(name, record["bytes"], record["sha256"],
                    {key: SliceRecord(**where) for key, where in record["slices"].items()})

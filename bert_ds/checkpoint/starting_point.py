@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from bert_ds.checkpoint import files
-from bert_ds.checkpoint.format import EXP_AVG, EXP_AVG_SQ, MANIFEST_FILE, Manifest, step_of, tag_for
-from bert_ds.checkpoint.reader import Checkpoint, find_latest
+from bert_ds.checkpoint.format import EXP_AVG, EXP_AVG_SQ, Manifest, tag_for
+from bert_ds.checkpoint.reader import Checkpoint, find_latest, is_checkpoint, no_such_step, tags_in
 from bert_ds.config.output import OutputConfig
 from bert_ds.errors import CheckpointError, Problem
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,27 @@ def folder_to_start_from(output: OutputConfig) -> tuple[Path, bool] | None:
     Raises:
         CheckpointError: there is no such checkpoint where there has to be one.
     """
+    return choose_start(output, lambda load, step: _newest(load) if step is None else _saved_at(load, step))
+
+
+def choose_start(
+    output: OutputConfig, find: Callable[[Path, int | None], Found | None]
+) -> tuple[Found, bool] | None:
+    """The checkpoint, and whether the run continues that checkpoint's run; None starts a new run.
+
+    Args:
+        output: what the run was told.
+        find: the newest usable checkpoint of a folder, or the one of an iteration.
+
+    Raises:
+        CheckpointError: there is no such checkpoint where there has to be one.
+    """
     if output.load is None:
         return None
-    if output.finetune and output.save is not None and (own := _newest(Path(output.save))) is not None:
+    if output.finetune and output.save is not None and (own := find(Path(output.save), None)) is not None:
         return own, True
     load = Path(output.load)
-    found = _newest(load) if output.ckpt_step is None else _saved_at(load, output.ckpt_step)
+    found = find(load, output.ckpt_step)
     if found is not None:
         return found, not output.finetune
     if output.load == output.save and not output.exit_on_missing_checkpoint:
@@ -59,7 +77,7 @@ def folder_to_start_from(output: OutputConfig) -> tuple[Path, bool] | None:
 
 
 def _newest(folder: Path) -> Path | None:
-    if (folder / MANIFEST_FILE).is_file():
+    if is_checkpoint(folder):
         return folder
     return find_latest(folder) if folder.is_dir() else None
 
@@ -69,7 +87,4 @@ def _saved_at(load: Path, step: int) -> Path:
     if folder.is_dir():
         return folder
     with files.os_errors_reported("output.load", load):
-        steps = sorted(found for path in load.iterdir() if (found := step_of(path.name)) is not None)
-    there = f"{load} holds those of iterations {', '.join(map(str, steps))}" if steps else f"{load} holds none"
-    raise CheckpointError.of("output.ckpt_step", step, f"no checkpoint was saved then: {there}",
-                             "name one of them, or leave --ckpt-step out to take the newest")
+        raise no_such_step(step, load, tags_in(load))

@@ -180,12 +180,17 @@ OUTPUT_FLAGS = (
     Flag(name="--ckpt-step", setting="output.ckpt_step"),
     Flag(name="--exit-on-missing-checkpoint", setting="output.exit_on_missing_checkpoint", constant=True),
     Flag(name="--finetune", setting="output.finetune", constant=True),
+    Flag(name="--use-checkpoint-args", setting="output.use_checkpoint_args", constant=True),
     Flag(name="--no-load-optim", setting="output.load_optim", constant=False,
          help="Start AdamW's moments and the loss scale afresh, at the checkpoint's iteration, learning rate and place "
               "in the data."),
     Flag(name="--no-save-optim", setting="output.save_optim", constant=False,
          help="Save weights without AdamW's moments: a third of the size, to resume with --no-load-optim."),
     Flag(name="--save-interval", setting="output.save_interval"),
+    Flag(name="--keep-last", setting="output.keep_last"),
+    Flag(name="--keep-every", setting="output.keep_every"),
+    Flag(name="--no-async-save", setting="output.async_save", constant=False,
+         help="Let training wait while a checkpoint is written, instead of writing it from a copy in host memory."),
     Flag(name="--tensorboard-dir", setting="output.tensorboard_dir"),
     Flag(name="--log-interval", setting="output.log_interval"),
 )

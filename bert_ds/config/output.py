@@ -24,6 +24,9 @@ class OutputConfig:
     finetune: bool = False
     """Take the weights of `load` alone and start at iteration 0, with this run's data, schedule and optimizer. Started
     again, the run goes on from its own checkpoints in `save`."""
+    use_checkpoint_args: bool = False
+    """Take the model, the tokenizer and, where nothing else is named, the vocabulary from the checkpoint in `load`;
+    flags win over the checkpoint, and the checkpoint over the recipe."""
     load_optim: bool = True
     """Take AdamW's moments and the loss scale from the checkpoint; otherwise they start afresh, at the checkpoint's
     iteration, learning rate and place in the data."""
@@ -31,6 +34,12 @@ class OutputConfig:
     """Save AdamW's moments; a checkpoint without them is a third as large and resumes with load_optim switched off."""
     save_interval: int | None = None
     """Iterations between checkpoints; the last iteration is saved as well."""
+    keep_last: int | None = None
+    """Checkpoints to keep; older ones are deleted once a newer one is saved and has been read back. None keeps all."""
+    keep_every: int | None = None
+    """Keep the checkpoints of iterations that this number divides as well, for good."""
+    async_save: bool = True
+    """Write checkpoints while training goes on, from a copy in host memory; training waits where there is no room."""
     tensorboard_dir: str | None = None
     """Folder of the TensorBoard events and of metrics.jsonl; None writes neither."""
     log_interval: int = 100
@@ -41,14 +50,17 @@ class OutputConfig:
         yield from self._load_problems()
         if self.save_interval is not None and self.save is None:
             yield Problem("output.save_interval", self.save_interval, "has no folder to save to", "set output.save")
-        for name in ("save_interval", "log_interval"):
+        if self.keep_every is not None and self.keep_last is None:
+            yield Problem("output.keep_every", self.keep_every, "changes nothing, since all checkpoints are kept",
+                          "set output.keep_last as well")
+        for name in ("save_interval", "log_interval", "keep_last", "keep_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 yield Problem(f"output.{name}", value, "must be at least 1", "give a positive number")
 
     def _load_problems(self) -> Iterator[Problem]:
         if self.load is None:
-            for name in ("ckpt_step", "exit_on_missing_checkpoint", "finetune"):
+            for name in ("ckpt_step", "exit_on_missing_checkpoint", "finetune", "use_checkpoint_args"):
                 value = getattr(self, name)
                 if value not in (None, False):
                     yield Problem(f"output.{name}", value, "has no folder to load from", "set output.load")

@@ -58,8 +58,9 @@ class Coordinator:
     def beside(self, channel: str) -> Coordinator:
         """The same ranks for another thread: its calls are counted apart, failures are told to all threads."""
         store = self._store
-        return Coordinator(self.rank, self.world_size, self._limit_s,
-                           store if store is None or not hasattr(store, "clone") else store.clone(), channel)
+        if store is not None and hasattr(store, "clone"):  # torch 2.7 and older: one connection for both
+            store = store.clone()
+        return Coordinator(self.rank, self.world_size, self._limit_s, store, f"{self._channel}/{channel}")
 
     def abort(self, reason: str) -> bool:
         """Tells all ranks that this one cannot go on; returns whether it is the first to say so."""

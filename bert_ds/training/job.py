@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -21,11 +23,13 @@ from bert_ds.data.vocabulary import Vocabulary
 from bert_ds.model.loss import LossSums
 from bert_ds.parallel.context import ParallelContext, build_context
 from bert_ds.training.coordination import Coordinator
+from bert_ds.training.disks import Disks, find_disks
 from bert_ds.training.engine import build_engine, build_pipeline
 from bert_ds.training.launch import choose_device, join_process_group
 from bert_ds.training.metrics import Reporter
 from bert_ds.training.resume import find_starting_point, load_checkpoint, tell_what_differs
 from bert_ds.training.save_lock import save_lock
+from bert_ds.training.saver import Saver
 from bert_ds.training.state import TrainingState
 from bert_ds.training.throughput import peak_flops, row_flops
 from bert_ds.training.trainer import Job, train
@@ -76,8 +80,10 @@ def run_job(prepared: Prepared) -> int:
             tp_size=run.parallel.tensor_model_parallel_size, pp_size=run.parallel.pipeline_model_parallel_size,
             device=prepared.device, timeout=COLLECTIVE_LIMIT, sequence_parallel=run.parallel.sequence_parallel,
             dualpipev=run.parallel.is_dualpipev)
-        with coordinator.entered(save_lock(run.output.save if ctx.rank == 0 else None)):
-            code = coordinator.guarded(lambda: _train(run, ctx, coordinator, place, prepared.vocabulary))
+        disks = find_disks(Path(run.output.save), coordinator) if run.output.save else None
+        leads = disks is not None and disks.leads(ctx.rank)
+        with coordinator.entered(save_lock(run.output.save if leads else None)):
+            code = coordinator.guarded(lambda: _train(run, ctx, coordinator, place, prepared.vocabulary, disks))
         coordinator.leave("the end of the run")
         return code
     finally:
@@ -85,7 +91,8 @@ def run_job(prepared: Prepared) -> int:
 
 
 def _train(
-    run: RunConfig, ctx: ParallelContext, coordinator: Coordinator, place: ProcessPlace, vocabulary: Vocabulary
+    run: RunConfig, ctx: ParallelContext, coordinator: Coordinator, place: ProcessPlace, vocabulary: Vocabulary,
+    disks: Disks | None,
 ) -> int:
     start = find_starting_point(run, ctx, coordinator, vocabulary)
     if start is not None:
@@ -102,11 +109,11 @@ def _train(
     state = load_checkpoint(start, ctx, coordinator, engine) if start else TrainingState()
     reporter = _reporter(run, ctx)
     _introduce(run, ctx)
-    try:
-        return train(Job(run, ctx, coordinator, engine, sums, datasets, vocabulary, reporter,
+    with ExitStack() as stack:
+        stack.callback(reporter.close)
+        saver = stack.enter_context(Saver(run, ctx, coordinator, engine, vocabulary, disks)) if disks else None
+        return train(Job(run, ctx, engine, sums, datasets, reporter, saver,
                          place.launcher in LAUNCHERS_THAT_STAY, train_samples), state)
-    finally:
-        reporter.close()
 
 
 def _with_order_kept(run: RunConfig, saved: Manifest | None) -> RunConfig:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from bert_ds.checkpoint.format import LayoutRecord, Manifest
 from bert_ds.checkpoint.parameters import parameter_shapes
 from bert_ds.checkpoint.reader import Checkpoint
 from bert_ds.checkpoint.run_config import model_problems, vocabulary_problems
-from bert_ds.checkpoint.starting_point import StartingPoint, folder_to_start_from
+from bert_ds.checkpoint.starting_point import StartingPoint, choose_start
 from bert_ds.config.run import RunConfig
 from bert_ds.config.schedule import ScheduleConfig
 from bert_ds.data.vocabulary import Vocabulary
@@ -24,6 +23,7 @@ from bert_ds.parallel.context import ParallelContext
 from bert_ds.training.coordination import Coordinator
 from bert_ds.training.engine import load_scaler_state
 from bert_ds.training.fragments import fragments, moments, refresh_model_weights, saved_buffers
+from bert_ds.training.intact import find_intact
 from bert_ds.training.lr_schedule import LearningRate
 from bert_ds.training.state import TrainingState
 
@@ -40,16 +40,13 @@ def find_starting_point(
     """
     if run.output.load is None:
         return None
-
-    def find() -> dict[str, Any] | None:
-        found = folder_to_start_from(run.output)
-        return None if found is None else {"folder": str(found[0]), "continues": found[1]}
-
-    found = coordinator.on_leader("looking for a checkpoint", find, leader=ctx.rank == 0)
+    layout = LayoutRecord(ctx.tp_size, ctx.pp_size, ctx.dp_size)
+    found = choose_start(run.output, lambda load, step: find_intact(load, layout, coordinator, step=step))
     if found is None:
         log.info("no checkpoint in %s: a new run starts", run.output.load)
         return None
-    return coordinator.guarded(lambda: _open_for(run, Path(found["folder"]), found["continues"], vocabulary))
+    checkpoint, continues = found
+    return coordinator.guarded(lambda: _checked(run, checkpoint, continues, vocabulary))
 
 
 def load_checkpoint(
@@ -60,12 +57,9 @@ def load_checkpoint(
     Every rank reads the ranges it needs, whatever the layout that saved them.
 
     Raises:
-        CheckpointError: the content of a file is not what was written.
+        CheckpointError: a file cannot be read.
     """
     checkpoint, manifest = start.checkpoint, start.checkpoint.manifest
-    # Every rank hashes its share of the files: one flipped bit would train on for weeks.
-    own_share = manifest.files[ctx.rank :: ctx.world_size]
-    coordinator.guarded(lambda: checkpoint.verify(own_share, hashes=True))
     coordinator.guarded(lambda: _restore(start, engine, ctx))
     coordinator.barrier(f"reading {checkpoint.folder}")
     refresh_model_weights(engine)
@@ -138,8 +132,7 @@ def _restore(start: StartingPoint, engine: Any, ctx: ParallelContext) -> None:
                 start=fragment.start, stop=fragment.start + fragment.numel))
 
 
-def _open_for(run: RunConfig, folder: Path, continues: bool, vocabulary: Vocabulary) -> StartingPoint:
-    checkpoint = Checkpoint.open(folder)
+def _checked(run: RunConfig, checkpoint: Checkpoint, continues: bool, vocabulary: Vocabulary) -> StartingPoint:
     start = StartingPoint(checkpoint, continues, with_optimizer=continues and run.output.load_optim)
     manifest = checkpoint.manifest
     raise_if_any(CheckpointError, model_problems(manifest.config["model"], run.model, heads_may_differ=not continues))

@@ -9,18 +9,16 @@ from typing import Any
 
 from bert_ds.config.run import RunConfig
 from bert_ds.data.bert_dataset import Datasets
-from bert_ds.data.vocabulary import Vocabulary
 from bert_ds.errors import EXIT_DONE, GuardError
 from bert_ds.model.loss import LossSums
 from bert_ds.parallel.context import ParallelContext
 from bert_ds.training.batches import training_source
 from bert_ds.training.consistency import check_copies
-from bert_ds.training.coordination import Coordinator
 from bert_ds.training.engine import LossScaleCollapse, loss_scale, set_learning_rate, train_step
 from bert_ds.training.evaluate import evaluate
 from bert_ds.training.lr_schedule import LearningRate
 from bert_ds.training.metrics import Interval, Losses, Reporter, reduce_sums
-from bert_ds.training.save import save_checkpoint
+from bert_ds.training.saver import Saver
 from bert_ds.training.state import TrainingState
 from bert_ds.training.stop import StopRequest
 
@@ -35,12 +33,12 @@ class Job:
 
     run: RunConfig
     ctx: ParallelContext
-    coordinator: Coordinator
     engine: Any
     sums: LossSums
     datasets: Datasets
-    vocabulary: Vocabulary
     reporter: Reporter
+    saver: Saver | None
+    """None where nothing is saved."""
     has_launcher: bool
     """Whether the parent process is a launcher, without which the run has to end."""
     train_samples: int
@@ -52,13 +50,16 @@ def train(job: Job, state: TrainingState) -> int:
 
     Returns:
         The exit code: 0, or 128 + the signal's number after a signal, with a checkpoint saved.
+
+    Raises:
+        GuardError: training has stopped itself.
+        SaveError: the run has ended and its last state could not be saved.
     """
     run, ctx, engine = job.run, job.ctx, job.engine
     rates = LearningRate(run.schedule, run.engine.lr, run.engine.global_batch_size)
     source = training_source(run, ctx, job.datasets.train, state.consumed_samples, job.train_samples)
     interval = Interval(ctx.device)
     losses: Losses | None = None
-    saved = state.step if state.step else None
     stopped: signal.Signals | None = None
     with StopRequest(watch_parent=job.has_launcher) as stop:
         if state.step == 0 and run.schedule.eval_interval:
@@ -89,16 +90,19 @@ def train(job: Job, state: TrainingState) -> int:
             if stopped is None and _every(state.step, run.schedule.eval_interval):
                 losses = _evaluate(job, state, "valid")
                 interval = Interval(ctx.device)
-            if run.output.save and (ended or _every(state.step, run.output.save_interval)):
-                _save(job, state, losses)
-                saved = state.step
+            if job.saver and (ended or _every(state.step, run.output.save_interval)):
+                job.saver.save(state, _metrics(losses))
                 interval = Interval(ctx.device) if interval.steps == 0 else interval
-    source.close()
+        source.close()
+        if stopped is None:
+            _final_evaluations(job, state, losses)
+        is_saved = job.saver is not None and job.saver.wait()
     if stopped is not None:
-        log.info("stopped by %s after iteration %d%s", stopped.name, state.step,
-                 f"; resume with --load {run.output.save}" if saved == state.step else "; nothing was saved")
+        log.info("stopped by %s after iteration %d; %s", stopped.name, state.step,
+                 f"resume with --load {run.output.save}" if is_saved else "nothing was saved")
         return 128 + stopped.value
-    _final_evaluations(job, state, losses)
+    if job.saver:
+        job.saver.finish()
     return EXIT_DONE
 
 
@@ -127,17 +131,16 @@ def _report(job: Job, state: TrainingState, interval: Interval, rates: LearningR
         loss_scale=loss_scale(job.engine))
 
 
-def _save(job: Job, state: TrainingState, losses: Losses | None) -> None:
-    metrics = {name: value for name, value in (losses.__dict__ if losses else {}).items() if value is not None}
-    save_checkpoint(job.run, job.ctx, job.coordinator, job.engine, state, job.vocabulary, metrics)
+def _metrics(losses: Losses | None) -> dict[str, float]:
+    return {name: value for name, value in (losses.__dict__ if losses else {}).items() if value is not None}
 
 
 def _loss_scale_collapsed(job: Job, state: TrainingState, losses: Losses | None) -> GuardError:
     """Saves what the last good update left behind and says what can be done."""
     kept = "nothing was saved, since there is no folder to save to"
-    if job.run.output.save:
-        _save(job, state, losses)
-        kept = f"the state before it is saved in {job.run.output.save}"
+    if job.saver:
+        job.saver.save(state, _metrics(losses))
+        kept = f"the state before it is saved in {job.run.output.save}" if job.saver.wait() else "saving has failed"
     return GuardError.of(
         "loss scale", loss_scale(job.engine),
         f"cannot fall any further, and the gradients of iteration {state.step + 1} still overflow; {kept}",

@@ -196,6 +196,7 @@ class EngineRun:
             settings["fp16"]["loss_scale"] = case.loss_scale
         self.engine = build_engine(self.run, self.ctx, self.pipeline, settings)
         self.state = TrainingState()
+        self.saves = 0
 
     def step(self) -> tuple[float, float, list[float]]:
         """One optimizer step: loss, gradient norm, sums."""
@@ -223,19 +224,26 @@ class EngineRun:
             outcome.sums.append(sums)
         return outcome
 
-    def save(self, vocab_file: Path, folder: Path | None = None) -> None:
+    def save(self, vocab_file: Path, folder: Path | None = None, *, save_optim: bool = True) -> None:
         """Saves a checkpoint into `folder`, or into the one given at the start."""
-        from bert_ds.training.save import save_checkpoint  # noqa: PLC0415
+        from bert_ds.training.disks import find_disks  # noqa: PLC0415
+        from bert_ds.training.saver import Saver  # noqa: PLC0415
 
-        run = self.run if folder is None else replace(self.run, output=OutputConfig(save=str(folder)))
-        save_checkpoint(_with_vocabulary(run, vocab_file), self.ctx, self.coordinator, self.engine, self.state,
-                        vocabulary(), {})
+        folder = folder or Path(str(self.run.output.save))
+        run = replace(self.run, output=OutputConfig(save=str(folder), save_optim=save_optim))
+        self.saves += 1
+        ranks = self.coordinator.beside(f"save {self.saves}")
+        with Saver(_with_vocabulary(run, vocab_file), self.ctx, ranks, self.engine, vocabulary(),
+                   find_disks(folder, ranks)) as saver:
+            saver.save(self.state, {})
+            saver.finish()
 
-    def load(self, vocab_file: Path) -> None:
-        """Goes on from the newest checkpoint in the folder given at the start."""
+    def load(self, vocab_file: Path, **settings: bool) -> None:
+        """Goes on from the newest checkpoint in the folder given at the start, or as settings of `output` say."""
         from bert_ds.training.resume import find_starting_point, load_checkpoint  # noqa: PLC0415
 
-        run = _with_vocabulary(self.run, vocab_file)
+        output = OutputConfig(load=self.run.output.load, **settings)
+        run = _with_vocabulary(replace(self.run, output=output), vocab_file)
         start = find_starting_point(run, self.ctx, self.coordinator, vocabulary())
         assert start is not None
         self.state = load_checkpoint(start, self.ctx, self.coordinator, self.engine)
