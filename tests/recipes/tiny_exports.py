@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import torch
-import transformers
 
 from bert_ds.convert.hf_tokenizer import write_tokenizer
 from bert_ds.data.vocabulary import SPECIAL_TOKENS
+
+transformers = pytest.importorskip("transformers")
 
 ARCHITECTURES = {"megatron-bert": (transformers.MegatronBertConfig, transformers.MegatronBertForPreTraining),
                  "bert": (transformers.BertConfig, transformers.BertForPreTraining)}
