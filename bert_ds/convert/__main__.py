@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from bert_ds.convert import command_from_hf, command_to_hf
+from bert_ds.convert import command_from_hf, command_from_megatron, command_to_hf, command_to_megatron
 from bert_ds.errors import run_command
 from bert_ds.log import configure_logging
 
@@ -25,6 +25,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     command_to_hf.add_parser(commands)
     command_from_hf.add_parser(commands)
+    command_to_megatron.add_parser(commands)
+    command_from_megatron.add_parser(commands)
     return parser
 
 
