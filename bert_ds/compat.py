@@ -1,15 +1,19 @@
-"""The only place that knows differences between versions of torch and DeepSpeed."""
+"""The only place that knows differences between versions of torch, DeepSpeed and Transformer Engine."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import logging
 import os
+import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
+from typing import Any
 
 from packaging.version import Version
 
@@ -17,6 +21,7 @@ from bert_ds.errors import ConfigError
 
 DEEPSPEED_FROM = Version("0.19.8")
 DEEPSPEED_BELOW = Version("0.20")
+TRANSFORMER_ENGINE = "pip install transformer_engine[pytorch], which needs an NVIDIA GPU"
 
 
 def installed_version(package: str) -> str | None:
@@ -51,7 +56,7 @@ def import_deepspeed() -> ModuleType:
 
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    warnings.filterwarnings("ignore", message=".*all_gather_into_tensor.* is deprecated", category=FutureWarning)
+    warnings.filterwarnings("ignore", message=".*(all_gather_into|reduce_scatter)_tensor.* is deprecated", category=FutureWarning)
     with quiet():
         import deepspeed  # noqa: PLC0415
         import deepspeed.ops  # noqa: PLC0415
@@ -65,3 +70,73 @@ def quiet() -> Iterator[None]:
     """Swallows what libraries print to stdout while they are set up; errors still reach stderr."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield
+
+
+def transformer_engine_version() -> Version | None:
+    """Version of the installed Transformer Engine, without importing it; None where there is none."""
+    found = installed_version("transformer_engine")
+    return None if found is None else Version(found)
+
+
+def check_transformer_engine(device_type: str) -> None:
+    """Refuses to use Transformer Engine where it cannot run.
+
+    Raises:
+        ConfigError: it is not installed, does not load, or the run has no GPU.
+    """
+    import_transformer_engine()
+    if device_type != "cuda":
+        raise _transformer_engine_refused(f"Transformer Engine needs an NVIDIA GPU, and this run is on a {device_type}")
+
+
+def import_transformer_engine() -> ModuleType:
+    """`transformer_engine.pytorch`.
+
+    Raises:
+        ConfigError: it is not installed, or built for another PyTorch or CUDA than those here.
+    """
+    if transformer_engine_version() is None:
+        raise _transformer_engine_refused("Transformer Engine is not installed")
+    try:
+        import transformer_engine.pytorch as te  # noqa: PLC0415
+    except (ImportError, OSError, RuntimeError, AssertionError) as error:
+        raise _transformer_engine_refused(
+            f"Transformer Engine {transformer_engine_version()} does not load here ({error})") from error
+    return te
+
+
+def _transformer_engine_refused(reason: str) -> ConfigError:
+    return ConfigError.of("model.transformer_impl", "transformer_engine", reason,
+                          f"set it to local, or {TRANSFORMER_ENGINE}")
+
+
+def attention_switches(names: Iterable[str]) -> dict[str, str]:
+    """Those of the variables `names` that are set; they tell Transformer Engine which attention backends it may use."""
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def set_attention_switches(values: Mapping[str, str]) -> None:
+    """Sets them for this process, which trains one model."""
+    os.environ.update(values)
+
+
+def fp8_autocast(
+    te: ModuleType, *, enabled: bool, recipe: Any = None, group: Any = None
+) -> AbstractContextManager[None]:
+    """Transformer Engine's context in which its layers compute in FP8, by its name in this version."""
+    if hasattr(te, "autocast"):
+        return te.autocast(enabled=enabled, recipe=recipe, amax_reduction_group=group)
+    return te.fp8_autocast(enabled=enabled, fp8_recipe=recipe, fp8_group=group)
+
+
+def compiled_where_possible(function: Callable[..., Any], device: Any) -> Callable[..., Any]:
+    """`function` compiled for fixed shapes on a GPU that a compiler serves; as it is on a CPU, or without one."""
+    if device.type != "cuda":
+        return function
+    import torch  # noqa: PLC0415
+
+    if importlib.util.find_spec("triton") is None or not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        logging.getLogger(__name__).info("no compiler (Triton and a C compiler) for %s: slower steps",
+                                         function.__name__)
+        return function
+    return torch.compile(function, dynamic=False, fullgraph=True)

@@ -85,7 +85,7 @@ class DataConfig:
 
     @property
     def row_kind(self) -> Literal["full", "padded", "packed"]:
-        """What attention has to reckon with, see ops/attention.py."""
+        """What attention has to reckon with, see ops/rows.py."""
         if self.pack_sequences:
             return "packed"
         return "full" if self.rows_are_full else "padded"

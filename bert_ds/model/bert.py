@@ -19,7 +19,9 @@ from bert_ds.model.embeddings import EmbeddingTail, ModelInputs, WordEmbeddings
 from bert_ds.model.heads import HeadOutputs, LogitBias, OutputLayer, PretrainingHeads, pass_word_weight
 from bert_ds.model.init import initialize_parameter
 from bert_ds.model.transformer_layer import TransformerLayer
-from bert_ds.ops.attention import AttentionQuery, RowKind, choose_backend
+from bert_ds.ops.attention import choose_attention
+from bert_ds.ops.backends import AttentionQuery
+from bert_ds.ops.rows import RowKind
 from bert_ds.parallel.context import ParallelContext
 
 WORD_EMBEDDINGS = "word_embeddings"
@@ -32,7 +34,7 @@ class ComputeSettings:
 
     dtype: torch.dtype = torch.float32
     rows: RowKind = "padded"
-    """What the rows of a batch hold, see ops/attention.py."""
+    """What the rows of a batch hold, see ops/rows.py."""
     sequences_per_row: int = 1
     """The most sequences that share a row; 1 unless rows are packed."""
     deterministic: bool = False
@@ -78,14 +80,16 @@ def bert_layers(
     Raises:
         ConfigError: the attention backend cannot serve this run.
     """
-    backend = choose_backend(config.attention_backend, AttentionQuery(
-        rows=compute.rows, dtype=compute.dtype, device_type=ctx.device.type, head_dim=config.head_dim,
-        dropout=config.attention_dropout, deterministic=compute.deterministic))
+    attention = choose_attention(config.attention_backend, AttentionQuery(
+        rows=compute.rows, dtype=compute.dtype, device_type=ctx.device.type,
+        heads=config.num_attention_heads // ctx.tp_size, head_dim=config.head_dim, dropout=config.attention_dropout,
+        sequences_per_row=compute.sequences_per_row, deterministic=compute.deterministic,
+        capability=torch.cuda.get_device_capability(ctx.device) if ctx.device.type == "cuda" else None))
     untied = config.untie_embeddings_and_output_weights
     words = LayerDef(WordEmbeddings, (config, ctx), (("", "embedding.word_embeddings."),),
                      None if untied else WORD_EMBEDDINGS)
     tail = LayerDef(EmbeddingTail, (config, ctx, compute.rows), (("", "embedding."),))
-    layers = (LayerDef(TransformerLayer, (config, ctx, backend, compute.rows), (("", f"encoder.layers.{index}."),))
+    layers = (LayerDef(TransformerLayer, (config, ctx, attention, compute.rows), (("", f"encoder.layers.{index}."),))
               for index in range(config.num_layers))
     heads = LayerDef(PretrainingHeads, (config, ctx, compute.sequences_per_row),
                      (("final_layernorm.", "encoder.final_layernorm."), ("", "")))

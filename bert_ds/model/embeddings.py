@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bert_ds.config.model import ModelConfig
 from bert_ds.model.dropout import EMBEDDING, DropoutKey
-from bert_ds.ops.attention import RowKind
+from bert_ds.ops.rows import RowKind
 from bert_ds.parallel.collectives import own_tokens
 from bert_ds.parallel.context import ParallelContext
 from bert_ds.parallel.embedding import VocabParallelEmbedding

@@ -17,7 +17,8 @@ from bert_ds.config.model import ModelConfig
 from bert_ds.model.dropout import ATTENTION, ATTENTION_OUTPUT, MLP_OUTPUT, DropoutKey
 from bert_ds.model.embeddings import StageTensors, token_positions
 from bert_ds.model.rotary import Turns, rotary_turns, rotate
-from bert_ds.ops.attention import AttentionBackend, RowKind, visible_mask
+from bert_ds.ops.backends import Attention
+from bert_ds.ops.rows import RowKind
 from bert_ds.parallel.context import ParallelContext
 from bert_ds.parallel.linear import column_parallel_linear, row_parallel_linear
 from bert_ds.parallel.sharding import mark_partial_gradient
@@ -33,12 +34,12 @@ class SelfAttention(nn.Module):
     """Multi-head attention. The rows of the fused projection are ordered (head, [q, k, v], D), so that shards
     concatenate to the whole matrix whatever the tensor-parallel size."""
 
-    def __init__(self, config: ModelConfig, ctx: ParallelContext, backend: AttentionBackend, rows: RowKind) -> None:
+    def __init__(self, config: ModelConfig, ctx: ParallelContext, attention: Attention, rows: RowKind) -> None:
         super().__init__()
         self._heads = config.num_attention_heads // ctx.tp_size
         self._head_dim = config.head_dim
         self._dropout = config.attention_dropout
-        self._backend = backend
+        self._attention = attention
         self._first_head, self._all_heads = ctx.tp_rank * self._heads, config.num_attention_heads
         self._rows = rows
         self._rotary_dim, self._rotary_base = config.rotary_dim, config.rotary_base
@@ -56,7 +57,7 @@ class SelfAttention(nn.Module):
         q_BNSD, k_BNSD, v_BNSD = (part.transpose(1, 2) for part in (q_BSND, k_BSND, v_BSND))
         if self._recompute and key is not None:
             context_BNSD = checkpoint(self._attend, q_BNSD, k_BNSD, v_BNSD, segment_ids_BS, key, use_reentrant=False,
-                                      preserve_rng_state=self._backend.draws)
+                                      preserve_rng_state=self._attention.draws)
         else:
             context_BNSD = self._attend(q_BNSD, k_BNSD, v_BNSD, segment_ids_BS, key)
         return self.linear_proj(context_BNSD.transpose(1, 2).reshape(B * S, self._heads * self._head_dim))
@@ -70,12 +71,11 @@ class SelfAttention(nn.Module):
         self, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, segment_ids_BS: Tensor, key: DropoutKey | None
     ) -> Tensor:
         """What selective recomputation computes again, the mask and its dropout included."""
-        return self._backend.kernel(q_BNSD, k_BNSD, v_BNSD, visible_mask(segment_ids_BS, self._rows), self._dropout,
-                                    self._head_hashes(key) if key else None)
+        return self._attention.kernel(q_BNSD, k_BNSD, v_BNSD, segment_ids_BS, self._head_hashes(key) if key else None)
 
     def seed(self, key: DropoutKey) -> None:
         """Seeds the generator that the backend's dropout draws from, if it does."""
-        if self._backend.draws and self._dropout > 0:
+        if self._attention.draws and self._dropout > 0:
             seed_generator(key.rows.device, key.generator_seed)
 
     def _head_hashes(self, key: DropoutKey) -> Tensor:
@@ -105,12 +105,12 @@ class TransformerLayer(nn.Module):
     modules and names; the final LayerNorm is then the last layer's own.
     """
 
-    def __init__(self, config: ModelConfig, ctx: ParallelContext, backend: AttentionBackend, rows: RowKind) -> None:
+    def __init__(self, config: ModelConfig, ctx: ParallelContext, attention: Attention, rows: RowKind) -> None:
         super().__init__()
         self._dropout = config.hidden_dropout
         self._post_norm = config.norm_placement == "post"
         self.input_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layernorm_epsilon)
-        self.self_attention = SelfAttention(config, ctx, backend, rows)
+        self.self_attention = SelfAttention(config, ctx, attention, rows)
         self.pre_mlp_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layernorm_epsilon)
         self.mlp = FeedForward(config, ctx)
         self._compute = self._compiled(ctx) if config.compile else self._layer

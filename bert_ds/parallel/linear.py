@@ -18,6 +18,7 @@ from bert_ds.parallel.collectives import (
 )
 from bert_ds.parallel.context import ParallelContext
 from bert_ds.parallel.sharding import mark_partial_gradient, sharded_parameter
+from bert_ds.parallel.te_linear import te_column_parallel_linear, te_row_parallel_linear
 
 
 class ColumnParallelLinear(nn.Module):
@@ -66,11 +67,19 @@ class RowParallelLinear(nn.Module):
         return f"local weight {tuple(self.weight.shape)}"
 
 
-def column_parallel_linear(in_features: int, out_features: int, ctx: ParallelContext) -> nn.Module:
-    """The column-parallel layer of this run's implementation."""
+def column_parallel_linear(
+    in_features: int, out_features: int, ctx: ParallelContext, transformer_impl: str = "local"
+) -> nn.Module:
+    """The column-parallel layer of an implementation, `local` or `transformer_engine`: same names, shapes, records."""
+    if transformer_impl == "transformer_engine":
+        return te_column_parallel_linear(in_features, out_features, ctx)
     return ColumnParallelLinear(in_features, out_features, ctx)
 
 
-def row_parallel_linear(in_features: int, out_features: int, ctx: ParallelContext) -> nn.Module:
-    """The row-parallel layer of this run's implementation."""
+def row_parallel_linear(
+    in_features: int, out_features: int, ctx: ParallelContext, transformer_impl: str = "local"
+) -> nn.Module:
+    """The row-parallel layer of an implementation, as above."""
+    if transformer_impl == "transformer_engine":
+        return te_row_parallel_linear(in_features, out_features, ctx)
     return RowParallelLinear(in_features, out_features, ctx)

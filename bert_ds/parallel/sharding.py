@@ -41,17 +41,23 @@ class Sharding:
 
 
 def sharded_parameter(full_shape: tuple[int, ...], dim: int, ctx: ParallelContext) -> nn.Parameter:
-    """An uninitialised parameter holding this rank's piece of `full_shape` along `dim`.
+    """An uninitialised parameter holding this rank's piece of `full_shape` along `dim`."""
+    assert full_shape[dim] % ctx.tp_size == 0
+    parameter = nn.Parameter(torch.empty(Sharding(full_shape, dim, ctx.tp_rank, ctx.tp_size).local_shape))
+    mark_sharded(parameter, full_shape, dim, ctx)
+    return parameter
+
+
+def mark_sharded(parameter: nn.Parameter, full_shape: tuple[int, ...], dim: int, ctx: ParallelContext) -> None:
+    """Records that `parameter` is this rank's piece of `full_shape` along `dim`.
 
     Sets `tensor_model_parallel`, by which DeepSpeed counts the parameter on every rank in gradient norms
     (deepspeed/runtime/utils.py, is_model_parallel_parameter).
     """
-    assert full_shape[dim] % ctx.tp_size == 0
     sharding = Sharding(full_shape, dim, ctx.tp_rank, ctx.tp_size)
-    parameter = nn.Parameter(torch.empty(sharding.local_shape))
+    assert tuple(parameter.shape) == sharding.local_shape
     setattr(parameter, _RECORD, sharding)
     parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
-    return parameter
 
 
 def mark_partial_gradient(parameter: Tensor) -> None:
