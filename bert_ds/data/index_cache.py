@@ -1,18 +1,22 @@
 """Arrays that are computed once and then mapped from disk by every process.
 
 `<name>-<key>.npy` holds the array; `<name>-<key>.json`, written after it, says what it was computed from and how its
-bytes must look. A file that is cut short, altered or from other data is computed again. One process should call first;
-should several do so at once, they write the same bytes, each under a name of its own, and rename.
+bytes must look. A file that is cut short, altered or from other data is computed again. One process of a job should
+call first. Several jobs may build the same array at once, on machines that share the folder: they write the same bytes,
+each under a name of its own, and the first to finish gives its file the name. A sound file is never replaced: on a
+network file system that would take it away under the other machines that have mapped it.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
 import mmap
 import os
 import socket
+import time
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,6 +28,11 @@ from numpy.typing import NDArray
 from bert_ds.errors import DataError
 
 logger = logging.getLogger(__name__)
+
+_FLEETING = (errno.ENOENT, errno.ESTALE)
+"""What opening a file gives that another machine has just replaced."""
+_ATTEMPTS = 5
+_SECONDS_BETWEEN_ATTEMPTS = 0.5
 
 
 def load_or_build(folder: Path, name: str, description: Mapping[str, object],
@@ -40,7 +49,7 @@ def load_or_build(folder: Path, name: str, description: Mapping[str, object],
         if cached is None:
             logger.info("building the index %s", path)
             _store(path, text, build())
-            cached = _load(path, text)
+            cached = _load_stored(path, text)
     except OSError as error:
         raise DataError.of("--data-cache-path", folder, f"cannot hold the index cache ({error.strerror})",
                            "name a folder that is writable and has free space") from error
@@ -51,16 +60,28 @@ def load_or_build(folder: Path, name: str, description: Mapping[str, object],
 def _load(path: Path, description: str) -> NDArray[Any] | None:
     """The cached array, or None when there is none that can be trusted."""
     seal = path.with_suffix(".json")
-    if not seal.exists() or not path.exists():
-        return None
     try:
-        sealed = json.loads(seal.read_bytes())
-    except ValueError:
-        sealed = None
-    if sealed != {"description": description, **_measure(path)}:
+        content = seal.read_bytes()
+        measured = _measure(path)
+        cached = np.load(path, mmap_mode="r", allow_pickle=False) if _seal(description, measured) == content else None
+    except OSError as error:
+        if error.errno in _FLEETING:
+            return None
+        raise
+    if cached is None:
         logger.warning("the index cache %s is damaged or from other data; it is built again", path)
         return None
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    return np.asarray(cached)
+
+
+def _load_stored(path: Path, description: str) -> NDArray[Any] | None:
+    """What was stored a moment ago; a network file system may need some time to show it."""
+    for _ in range(_ATTEMPTS - 1):
+        cached = _load(path, description)
+        if cached is not None:
+            return cached
+        time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
+    return _load(path, description)
 
 
 def _store(path: Path, description: str, array: NDArray[Any]) -> None:
@@ -72,11 +93,37 @@ def _store(path: Path, description: str, array: NDArray[Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         measured = _measure(partial)
-        partial.replace(path)
-        partial.write_text(json.dumps({"description": description, **measured}))
+        _give_name(partial, path, measured)
+        partial.write_bytes(_seal(description, measured))
         partial.replace(path.with_suffix(".json"))
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _give_name(partial: Path, path: Path, measured: Mapping[str, int]) -> None:
+    """Names the file `path`, and removes its former name, unless the same content lies there already."""
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        if not _has(path, measured):
+            partial.replace(path)
+    except OSError:
+        # A file system without links.
+        partial.replace(path)
+    partial.unlink(missing_ok=True)
+
+
+def _has(path: Path, measured: Mapping[str, int]) -> bool:
+    try:
+        return _measure(path) == measured
+    except OSError as error:
+        if error.errno in _FLEETING:
+            return False
+        raise
+
+
+def _seal(description: str, measured: Mapping[str, int]) -> bytes:
+    return json.dumps({"description": description, **measured}).encode()
 
 
 def _measure(path: Path) -> dict[str, int]:

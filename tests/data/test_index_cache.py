@@ -1,9 +1,12 @@
+import errno
+import multiprocessing
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bert_ds.data import index_cache
 from bert_ds.data.index_cache import load_or_build
 from bert_ds.errors import DataError
 
@@ -67,6 +70,59 @@ def test_the_files_of_another_array_are_not_taken(tmp_path: Path) -> None:
         (tmp_path / "cache" / f"other{suffix}").replace(mine.with_suffix(suffix))
     load_or_build(tmp_path / "cache", "train", {"seed": 3}, builder)
     assert builder.calls == 3
+
+
+def test_a_job_that_finishes_later_leaves_the_file_that_another_has_mapped(tmp_path: Path) -> None:
+    """On a network file system a replaced file is gone for the machines that have it mapped."""
+    found: dict[str, object] = {}
+
+    def slow() -> np.ndarray:
+        found["mapped"] = load(tmp_path, Builder())
+        [path] = (tmp_path / "cache").glob("*.npy")
+        found["inode"] = path.stat().st_ino
+        return ARRAY
+
+    assert (load(tmp_path, slow) == ARRAY).all()  # type: ignore[arg-type]
+    [path] = (tmp_path / "cache").glob("*.npy")
+    assert path.stat().st_ino == found["inode"]
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_jobs_that_build_at_once_all_get_the_array(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(4) as pool:
+        assert pool.map(load_in_a_process, [str(tmp_path)] * 24, chunksize=1) == [True] * 24
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def load_in_a_process(folder: str) -> bool:
+    return bool((load(Path(folder), Builder()) == ARRAY).all())
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.ENOENT])
+def test_a_file_that_another_machine_has_just_replaced_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(index_cache, "_SECONDS_BETWEEN_ATTEMPTS", 0.01)
+    real, failures = np.load, iter([OSError(code, os.strerror(code))] * 2)
+
+    def fails_twice(*arguments: object, **options: object) -> np.ndarray:
+        for failure in failures:
+            raise failure
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(np, "load", fails_twice)
+    assert (load(tmp_path, Builder()) == ARRAY).all()
+
+
+def test_a_file_system_without_links_serves_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    builder = Builder()
+    assert (load(tmp_path, builder) == ARRAY).all() and (load(tmp_path, builder) == ARRAY).all()
+    assert builder.calls == 1
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
