@@ -12,7 +12,7 @@ import hjson
 from bert_ds.cli import deepspeed_keys as keys
 from bert_ds.cli.coerce import WrongTypeError, coerce
 from bert_ds.cli.nearest import suggestion
-from bert_ds.cli.settings import Given, Settings
+from bert_ds.cli.settings import Given, Settings, wrong_type
 from bert_ds.cli.shipped_files import display
 from bert_ds.errors import ConfigError, Problem
 
@@ -96,7 +96,7 @@ class _Reader:
             try:
                 value = coerce(loaded[written], int)
             except WrongTypeError as wrong:
-                self._problem(written, loaded[written], f"is not {wrong}", f"give {wrong}")
+                self._settings.problems.append(wrong_type(f"{self._origin}: {written}", loaded[written], wrong))
             else:
                 self._result.accumulation = Given(value=value, origin=self._origin, written=written)
 
@@ -119,7 +119,7 @@ class _Reader:
     def _is_enabled(self, name: str, block: dict[str, Any]) -> bool:
         enabled = block.get("enabled", False)
         if not isinstance(enabled, bool):
-            self._problem(f"{name}.enabled", enabled, "is not true or false", "give true or false")
+            self._problem(f"{name}.enabled", enabled, "is not true or false", "correct it, or leave it out for false")
         return enabled is True
 
     def _zero(self, loaded: dict[str, Any]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from bert_ds.cli.coerce import WrongTypeError, coerce
-from bert_ds.cli.fields import type_of
+from bert_ds.cli.fields import REQUIRED, default_of, type_of
+from bert_ds.cli.nearest import nearest
 from bert_ds.errors import Problem
 
 DEFAULT = "default"
@@ -40,7 +41,7 @@ class Settings:
             good = coerce(value, type_of(setting))
         except WrongTypeError as wrong:
             self.rejected.add(setting)
-            self.problems.append(Problem(f"{origin}: {written}", value, f"is not {wrong}", f"give {wrong}"))
+            self.problems.append(wrong_type(f"{origin}: {written}", value, wrong, setting))
         else:
             self.values[setting] = Given(value=good, origin=origin, written=written)
 
@@ -55,6 +56,22 @@ class Settings:
     def is_from_flag(self, setting: str) -> bool:
         given = self.values.get(setting)
         return given is not None and given.origin == given.written
+
+
+def wrong_type(written: str, value: object, wrong: WrongTypeError, setting: str | None = None) -> Problem:
+    """The problem of a value that is not what `wrong` expected; the repair adds what stands there otherwise.
+
+    written: name of the setting as it was given; setting: its dotted name, None for what is no setting of a run.
+    """
+    repair = "correct it"
+    if setting is not None:
+        default = default_of(setting)
+        match = nearest(str(value), map(str, get_args(type_of(setting))))
+        if match:
+            repair = f"did you mean {match}"
+        elif default is not REQUIRED:
+            repair += ", or leave it out" + (f" for {show(default)}" if default not in (None, ()) else "")
+    return Problem(written, value, f"is not {wrong}", repair)
 
 
 def show(value: object) -> str:
