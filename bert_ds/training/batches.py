@@ -13,6 +13,7 @@ from bert_ds.config.run import RunConfig
 from bert_ds.data.loader import Window, WindowLoader
 from bert_ds.data.samples import SampleSource
 from bert_ds.parallel.context import ParallelContext
+from bert_ds.training.coordination import PeerError
 
 MicroBatch = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
 
@@ -60,38 +61,67 @@ def _source(
 class StepSource:
     """Draws one accumulation window after another; on ranks that read no data it draws nothing.
 
-    The denominators, masked tokens and labelled pairs of the global batch, are summed over the data-parallel ranks of
-    the last stage before the first micro-batch runs, since they scale its loss.
+    All ranks meet before each step, for two things. The denominators, masked tokens and labelled pairs of the global
+    batch, scale the loss of the first micro-batch already. And where a rank's data fail, no rank begins the step, in
+    which the others would wait for it.
     """
 
     def __init__(self, loader: WindowLoader | None, ctx: ParallelContext, steps: int) -> None:
-        """Gives `steps` steps. Every rank counts them: a step that one rank begins and another cannot would hang."""
+        """Gives `steps` steps; every rank counts them."""
         self._windows = iter(loader) if loader is not None else None
         self._loader = loader
         self._ctx = ctx
         self._steps_left = steps
 
     def next(self) -> StepInputs:
-        """The inputs of the next step."""
+        """The inputs of the next step; to be called on all ranks.
+
+        Raises:
+            PeerError: another rank could not read its data. That rank raises what it met.
+        """
         assert self._steps_left > 0, "no step is left, on any rank"
         self._steps_left -= 1
-        if self._windows is None:
-            return StepInputs(None, 0, 0.0)
         started = time.monotonic()
-        window = next(self._windows)
+        window, failure = self._draw()
         waited = time.monotonic() - started
-        return StepInputs(self._micro_batches(window), window.real_tokens, waited)
+        denominators = self._agree(window, failure)
+        if window is None:
+            return StepInputs(None, 0, 0.0)
+        return StepInputs(self._micro_batches(window, denominators), window.real_tokens, waited)
 
     def close(self) -> None:
         """Stops the loader's threads."""
         if self._loader is not None:
             self._loader.close()
 
-    def _micro_batches(self, window: Window) -> Iterator[MicroBatch]:
-        device = self._ctx.device
-        counts = torch.tensor([window.masked_tokens, window.labelled_pairs], dtype=torch.float32, device=device)
-        if self._ctx.dp_group is not None and self._ctx.is_last_stage:
-            dist.all_reduce(counts, group=self._ctx.dp_group)
-        moved = [tuple(tensor.to(device, non_blocking=True) for tensor in batch) for batch in window.micro_batches]
-        return iter([((ids, types, segments, positions), (labels, order, counts))
+    def _draw(self) -> tuple[Window | None, Exception | None]:
+        """This rank's next window, or why there is none."""
+        if self._windows is None:
+            return None, None
+        try:
+            return next(self._windows), None
+        except Exception as failure:
+            # Whatever it is, the other ranks have to hear of it first.
+            return None, failure
+
+    def _agree(self, window: Window | None, failure: Exception | None) -> torch.Tensor:
+        """Masked tokens and labelled pairs of the global batch, [2]; raises when a rank has failed."""
+        ctx = self._ctx
+        counts = torch.tensor([0, 0, int(failure is not None)], dtype=torch.float32)
+        if window is not None and ctx.is_last_stage and ctx.tp_rank == 0:
+            counts[:2] = torch.tensor([window.masked_tokens, window.labelled_pairs])
+        counts = counts.to(ctx.device)
+        if ctx.world_size > 1:
+            dist.all_reduce(counts)
+        if failure is not None:
+            raise failure
+        if counts[2]:
+            raise PeerError.of("the data of this step", "not read", "another rank could not read its part",
+                               "see the message of that rank")
+        return counts[:2]
+
+    def _micro_batches(self, window: Window, denominators: torch.Tensor) -> Iterator[MicroBatch]:
+        moved = [tuple(tensor.to(self._ctx.device, non_blocking=True) for tensor in batch)
+                 for batch in window.micro_batches]
+        return iter([((ids, types, segments, positions), (labels, order, denominators))
                      for ids, types, segments, positions, labels, order in moved])

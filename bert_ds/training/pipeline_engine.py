@@ -38,6 +38,9 @@ class TiedWeight:
 class BertPipelineEngine(PipelineEngine):
     """The engine of one rank; see the head of this file."""
 
+    micro_batches: int
+    """Micro-batches of a step, or of one call of `eval_batch`."""
+
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.tied_weights = [
@@ -111,7 +114,7 @@ class BertPipelineEngine(PipelineEngine):
 class BertDualPipeVEngine(BertPipelineEngine, DualPipeVEngine):
     """The engine of a rank that holds two stages.
 
-    DeepSpeed's numbers its buffers by the micro-batches of training, in evaluation too; within `evaluation` they are
+    DeepSpeed numbers its buffers by the micro-batches of training, in evaluation too; within `evaluation` they are
     those of evaluation.
     """
 
