@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bert_ds.checkpoint.reader import Checkpoint
+from bert_ds.checkpoint.saved_settings import saved_settings
 from bert_ds.checkpoint.starting_point import folder_to_start_from
 from bert_ds.cli.data_files import data_prefixes, missing_data
 from bert_ds.cli.resolve import resolve_run
@@ -38,7 +39,8 @@ def _run(argv: Sequence[str]) -> int:
         return EXIT_DONE
     configure_logging()
     # A dry run is what takes --world-size: nothing is started here.
-    run = _with_planned_order(resolve_run([*argv, "--dry-run"], world_size=1).config)
+    resolved = resolve_run([*argv, "--dry-run"], world_size=1, saved_settings=saved_settings)
+    run = _with_planned_order(resolved.config)
     raise_if_any(DataError, missing_data(run.data))
     before = _cached(run.data)
     datasets = datasets_of_run(run, Vocabulary.of_run(run.data))

@@ -16,7 +16,9 @@ from bert_ds.cli.data_files import missing_data, unusable_folders
 from bert_ds.cli.dry_run import dry_run_text
 from bert_ds.cli.launcher import ProcessPlace, process_place
 from bert_ds.cli.resolve import ResolvedRun, resolve_run
+from bert_ds.cli.saved_settings import SavedSettings
 from bert_ds.compat import import_deepspeed
+from bert_ds.config.output import OutputConfig
 from bert_ds.errors import EXIT_DONE, ConfigError, DataError, UserError, raise_if_any, tell
 from bert_ds.log import configure_logging
 
@@ -30,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     configure_logging(rank=place.rank)
     try:
         # Settings are checked before torch is imported: a misspelt flag should not take seconds to be told.
-        resolved = resolve_run(arguments, world_size=place.world_size)
+        resolved = resolve_run(arguments, world_size=place.world_size, saved_settings=_saved_settings)
         if resolved.options.dry_run:
             print(dry_run_text(resolved))
             return EXIT_DONE
@@ -39,6 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if place.local_rank == 0:
             tell(error)
         return error.exit_code
+
+
+def _saved_settings(output: OutputConfig) -> SavedSettings:
+    from bert_ds.checkpoint.saved_settings import saved_settings  # noqa: PLC0415 - imports torch
+
+    return saved_settings(output)
 
 
 def _train(resolved: ResolvedRun, place: ProcessPlace) -> int:

@@ -14,6 +14,7 @@ from bert_ds.cli.flags import FLAGS, Flag
 from bert_ds.cli.nearest import suggestion
 from bert_ds.cli.parse_flags import CommandLine, CommandOptions, parse_flags
 from bert_ds.cli.recipe_yaml import read_recipe
+from bert_ds.cli.saved_settings import LookUp, take_saved_settings
 from bert_ds.cli.settings import DEFAULT, Given, Settings, show
 from bert_ds.cli.shipped_files import (
     DS_CONFIGS,
@@ -44,11 +45,12 @@ class ResolvedRun:
     deepspeed_config: Path | None
 
 
-def resolve_run(argv: Sequence[str], *, world_size: int) -> ResolvedRun:
+def resolve_run(argv: Sequence[str], *, world_size: int, saved_settings: LookUp | None = None) -> ResolvedRun:
     """The run that the command line `argv` (without the program's name) asks for on `world_size` ranks.
 
     `--dry-run --world-size N` replaces `world_size`. Opens the recipe and the JSON and nothing else; imports neither
-    torch nor DeepSpeed. Raises ConfigError with everything that is wrong.
+    torch nor DeepSpeed. `saved_settings` opens the checkpoint of a run that takes its model from there. Raises
+    ConfigError with everything that is wrong.
     """
     line = parse_flags(argv)
     settings = Settings(problems=list(line.problems), remarks=list(line.remarks))
@@ -58,6 +60,8 @@ def resolve_run(argv: Sequence[str], *, world_size: int) -> ResolvedRun:
         read_recipe(recipe, settings)
     extras = DeepSpeedJson() if config is None else read_deepspeed_json(config, settings)
     _override(line, settings)
+    if saved_settings is not None:
+        take_saved_settings(settings, saved_settings)
     settle_virtual_stages(settings, line.options.layers_per_virtual_stage)
     if recipe is None and config is None and not line.values and not line.problems:
         raise ConfigError.of("command line", "empty", "names no run",
