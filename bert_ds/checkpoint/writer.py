@@ -207,17 +207,21 @@ def remove(save_dir: Path, names: Iterable[str]) -> None:
                 files.remove_folder(doomed)
 
 
-def commit(save_dir: Path, tag: str, manifest: Manifest) -> Path:
-    """Makes the prepared folder of `tag` a checkpoint, then lets `latest` point to it; returns its final path.
+def commit(
+    save_dir: Path, tag: str, manifest: Manifest, *, keep_last: int | None = None, keep_every: int | None = None
+) -> Path:
+    """Makes the prepared folder of `tag`, on the one disk of all ranks, a checkpoint; returns its final path.
 
-    A checkpoint of the same tag is replaced, and deleted only after `latest` has moved.
+    Checkpoints that are replaced or no longer kept are deleted last, when this one has been read back.
 
     Raises:
         CheckpointError: the files in `manifest` do not cover every parameter, or the disk refuses.
     """
     raise_if_any(CheckpointError, manifest.problems())
-    replaced = superseded(save_dir, manifest.step)
+    names = superseded(save_dir, manifest.step, keep_last=keep_last, keep_every=keep_every)
+    for record in manifest.files if names else ():
+        prove_file(incomplete_folder(save_dir, tag), record)
     final = publish(save_dir, tag, manifest.to_json())
     move_latest(save_dir, tag)
-    remove(save_dir, replaced)
+    remove(save_dir, names)
     return final

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bert_ds.checkpoint.format import KINDS, LayoutRecord, Manifest, ParameterRecord, tag_for
+from bert_ds.checkpoint.format import KINDS, FileRecord, LayoutRecord, Manifest, ParameterRecord, VocabularyRecord, tag_for
 from bert_ds.checkpoint.parameters import parameter_shapes
 from bert_ds.checkpoint.run_config import run_config_as_dict
 from bert_ds.checkpoint.writer import TensorSlice, commit, prepare_folder, write_rank_file, write_vocabulary
@@ -72,28 +72,40 @@ def write_vocabulary_file(path: Path, tokens: Sequence[str] = TOKENS) -> Path:
 
 def save(
     save_dir: Path, config: ModelConfig, tensors: dict[str, Tensor], *, step: int = 100, layout: Layout = ONE_RANK,
-    tokenizer_type: str = "BertWordPieceLowerCase",
+    tokenizer_type: str = "BertWordPieceLowerCase", keep_last: int | None = None,
 ) -> Path:
     """Saves `tensors` as `layout` would; returns the folder of the checkpoint."""
     tag = tag_for(step)
     folder = prepare_folder(save_dir, tag)
     vocab_file = write_vocabulary_file(save_dir / "vocabulary-of-the-run.txt")
     vocabulary = write_vocabulary(folder, vocab_file, size=config.vocab_size, tokenizer_type=tokenizer_type)
-    records, rank = [], 0
-    for stage in range(layout.pp):
-        for share in range(layout.dp):
-            for tp_index in range(layout.tp):
-                slices = slices_of(config, tensors, layout, stage, share, tp_index)
-                records.append(write_rank_file(folder, rank, slices))
-                rank += 1
-    return commit(save_dir, tag, Manifest(
+    records = [write_rank_file(folder, rank, slices)
+               for rank, slices in enumerate(slices_of_ranks(config, tensors, layout))]
+    manifest = manifest_of(config, step, layout, tokenizer_type, vocabulary, tuple(records))
+    return commit(save_dir, tag, manifest, keep_last=keep_last)
+
+
+def manifest_of(
+    config: ModelConfig, step: int, layout: Layout, tokenizer_type: str, vocabulary: VocabularyRecord,
+    records: tuple[FileRecord, ...],
+) -> Manifest:
+    """What a run of made-up numbers says of itself."""
+    return Manifest(
         step=step, consumed_samples=32 * step, successful_samples=32 * (step - 1), skipped_steps=1,
         optimizer_step=step - 1, loss_scaler={"cur_scale": 65536.0, "cur_hysteresis": 2},
         config=run_config_as_dict(run_config(config, tokenizer_type)),
         layout=LayoutRecord(layout.tp, layout.pp, layout.dp), versions={"bert_ds": "0.1.0", "torch": torch.__version__},
         vocabulary=vocabulary, metrics={"lm_loss": 3.25, "sop_loss": 0.5, "lm_accuracy": 0.4},
-        parameters=parameter_shapes(config), files=tuple(records),
-    ))
+        parameters=parameter_shapes(config), files=records,
+    )
+
+
+def slices_of_ranks(config: ModelConfig, tensors: dict[str, Tensor], layout: Layout) -> Iterator[list[TensorSlice]]:
+    """What each rank of `layout` holds."""
+    for stage in range(layout.pp):
+        for share in range(layout.dp):
+            for tp_index in range(layout.tp):
+                yield list(slices_of(config, tensors, layout, stage, share, tp_index))
 
 
 def slices_of(

@@ -7,10 +7,10 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from killed import deaths, without_waiting_for_the_disk
 from safetensors.torch import load_file
 
 from bert_ds.checkpoint import files
@@ -25,57 +25,32 @@ CONFIG = model_config(num_layers=1)
 OLD, NEW = random_tensors(CONFIG, seed=1), random_tensors(CONFIG, seed=2)
 
 
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing but a `finally` runs after it."""
-
-
-def die_at(monkeypatch: pytest.MonkeyPatch, point: int) -> list[str]:
-    """Lets the writer die at its `point`-th touch of the disk; returns the list of touches."""
-    touches: list[str] = []
-
-    def deadly(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def touch(*arguments: Any, **keywords: Any) -> Any:
-            touches.append(name)
-            if len(touches) > point:
-                raise Killed(name)
-            return real(*arguments, **keywords)
-
-        return touch
-
-    for module, name in ((os, "fsync"), (os, "replace"), (shutil, "rmtree")):
-        monkeypatch.setattr(module, name, deadly(name, getattr(module, name)))
-    monkeypatch.setattr(files, "_pieces", deadly("write", files._pieces))
-    return touches
-
-
-@pytest.mark.parametrize("new_step", [200, 100], ids=["next step", "same step again"])
-def test_dying_at_any_point_strands_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_step: int
+@pytest.mark.parametrize(("step", "keep_last"), [(200, None), (200, 1), (100, None)],
+                         ids=["next step", "the former one goes", "same step again"])
+def test_killed_at_any_point_strands_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, keep_last: int | None
 ) -> None:
-    point, finished, seen = 0, False, set()
-    while not finished:
-        root = tmp_path / str(point)
-        save(root, CONFIG, OLD, step=100, layout=Layout(tp=2))
-        with monkeypatch.context() as patch:
-            die_at(patch, point)
-            try:
-                save(root, CONFIG, NEW, step=new_step, layout=Layout(tp=2))
-                finished = True
-            except Killed:
-                pass
+    without_waiting_for_the_disk(monkeypatch)
+    save(tmp_path / "before", CONFIG, OLD, step=100, layout=Layout(tp=2))
+    root, seen = tmp_path / "root", []
+
+    def prepare(point: int) -> None:
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.copytree(tmp_path / "before", root)
+
+    for _, finished in deaths(lambda: save(root, CONFIG, NEW, step=step, layout=Layout(tp=2), keep_last=keep_last),
+                              prepare):
         folder = find_latest(root, verify_hashes=True)
         assert folder is not None
         weight = Checkpoint.open(folder).read_full("weight", "output_layer.bias")
-        is_new = torch.equal(weight, NEW["weight/output_layer.bias"])
-        assert is_new or torch.equal(weight, OLD["weight/output_layer.bias"])
-        assert is_new or not finished
-        seen.add(is_new)
-        save(root, CONFIG, NEW, step=300, layout=Layout(dp=2))
-        assert find_latest(root) == root / "iter_0000300"
-        assert not list(root.glob("*.incomplete"))
-        point += 1
-    assert seen == {True, False}
-    assert point > 15
+        seen.append(torch.equal(weight, NEW["weight/output_layer.bias"]))
+        assert seen[-1] or torch.equal(weight, OLD["weight/output_layer.bias"])
+        assert seen[-1] or not finished
+        save(root, CONFIG, NEW, step=300, layout=Layout(dp=2), keep_last=1)
+        assert {path.name for path in root.iterdir()} == {"iter_0000300", "latest", "vocabulary-of-the-run.txt"}
+    assert seen == sorted(seen), "once the next checkpoint is there, it stays"
+    assert set(seen) == {True, False}
+    assert len(seen) > 15
 
 
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:

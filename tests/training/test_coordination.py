@@ -4,36 +4,17 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from thread_ranks import on_ranks
 
 from bert_ds.cli.launcher import ProcessPlace, process_place
 from bert_ds.errors import ConfigError, DataError
 from bert_ds.training.coordination import Coordinator, PeerError, TimeLimitError
 from bert_ds.training.launch import choose_device, join_process_group
-
-
-def on_ranks(body: Callable[[Coordinator], Any], *, ranks: int = 3, limit_s: float = 20.0) -> list[Any]:
-    """Runs `body` once a rank, each in a thread; what it returns or raises, in rank order."""
-    store, found = dist.HashStore(), [None] * ranks
-
-    def enter(rank: int) -> None:
-        try:
-            found[rank] = body(Coordinator(rank, ranks, limit_s, store))
-        except Exception as error:  # noqa: BLE001 - the test looks at it
-            found[rank] = error
-
-    threads = [threading.Thread(target=enter, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return found
 
 
 def test_values_are_gathered_in_rank_order() -> None:
