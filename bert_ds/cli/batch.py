@@ -51,9 +51,9 @@ def _check(settings: Settings, micro: Given, total: Given, accumulation: Given, 
 
 
 def _indivisible(total: int, factor: str, unit: int, copies: int) -> Problem:
-    lower = max(total // unit, 1) * unit
+    lower = total // unit * unit
     return Problem("train_batch_size", total, f"is not a multiple of {factor} x data-parallel size {copies}",
-                   f"use {lower} or {lower + unit}")
+                   f"use {lower} or {lower + unit}" if lower > 0 else f"use {unit}")
 
 
 def _data_parallel_size(settings: Settings, world_size: int) -> int:

@@ -31,37 +31,52 @@ def _settings_of_prefixes(data: DataConfig) -> dict[str, str]:
     return found
 
 
-def commands_that_make(data: DataConfig) -> tuple[str, str]:
-    """The two commands that make vocabulary and data from one's own text."""
-    prefix = next(iter(data_prefixes(data)), "data/corpus_text_sentence")
-    for ending in ("_text_sentence", "_text_document"):
-        prefix = prefix.removesuffix(ending)
-    is_cased = data.tokenizer_type == "BertWordPieceCase"
-    vocabulary = f"python -m bert_ds.build_vocab --input corpus.jsonl --output {data.vocab_file}"
-    dataset = (f"python -m bert_ds.preprocess_data --input corpus.jsonl --vocab-file {data.vocab_file} "
-               f"--output-prefix {prefix} --split-sentences")
-    if is_cased:
-        return f"{vocabulary} --cased", f"{dataset} --tokenizer-type {data.tokenizer_type}"
-    return vocabulary, dataset
+def commands_that_make_missing(data: DataConfig) -> list[str]:
+    """The commands that make the vocabulary and the data that are not there from one's own text."""
+    return [command for _, command in _missing(data)]
 
 
 def missing_data(data: DataConfig) -> Iterator[Problem]:
     """A problem for the vocabulary and for each data file that is missing or empty."""
-    repair = "make them with\n      " + "\n      ".join(commands_that_make(data))
+    for problem, _ in _missing(data):
+        yield problem
+
+
+def _missing(data: DataConfig) -> Iterator[tuple[Problem, str]]:
+    """What is missing, with the command that makes it."""
     if not _holds_something(data.vocab_file):
-        yield Problem("data.vocab_file", data.vocab_file, "is missing or empty", repair)
+        command = _command_for_vocabulary(data)
+        yield Problem("data.vocab_file", data.vocab_file, "is missing or empty", _made_by(command)), command
     for prefix, setting in _settings_of_prefixes(data).items():
         missing = [prefix + suffix for suffix in SUFFIXES if not _holds_something(prefix + suffix)]
         if missing:
+            command = _command_for_data(data, prefix)
             yield Problem(setting, prefix, f"{' and '.join(missing)} missing or empty",
-                          _other_prefix(prefix) or repair)
+                          _other_prefix(prefix) or _made_by(command)), command
+
+
+def _made_by(command: str) -> str:
+    return f"make it with\n      {command}"
+
+
+def _command_for_vocabulary(data: DataConfig) -> str:
+    return (f"python -m bert_ds.build_vocab --input corpus.jsonl --output {data.vocab_file}"
+            + (" --cased" if data.tokenizer_type == "BertWordPieceCase" else ""))
+
+
+def _command_for_data(data: DataConfig, prefix: str) -> str:
+    for ending in ("_text_sentence", "_text_document"):
+        prefix = prefix.removesuffix(ending)
+    return (f"python -m bert_ds.preprocess_data --input corpus.jsonl --vocab-file {data.vocab_file} "
+            f"--output-prefix {prefix} --split-sentences"
+            + (f" --tokenizer-type {data.tokenizer_type}" if data.tokenizer_type == "BertWordPieceCase" else ""))
 
 
 def unusable_folders(output: OutputConfig) -> Iterator[Problem]:
     """A problem for each folder that cannot be what the run takes it for: told now, not at the first checkpoint."""
     folders = {name: getattr(output, name) for name in ("save", "load", "tensorboard_dir")}
     for name, folder in folders.items():
-        if folder is None:
+        if folder is None or (name == "load" and folder == output.save):
             continue
         # The folder itself, or the one that it would be made in.
         nearest = next(path for path in (Path(folder), *Path(folder).absolute().parents) if os.path.lexists(path))

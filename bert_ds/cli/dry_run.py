@@ -9,10 +9,9 @@ from pathlib import Path
 
 from bert_ds.cli.data_files import (
     SUFFIXES,
-    commands_that_make,
+    commands_that_make_missing,
     count_vocabulary,
     data_prefixes,
-    missing_data,
     unusable_folders,
 )
 from bert_ds.cli.deepspeed_json import engine_json
@@ -191,9 +190,10 @@ def _data_and_output(run: RunConfig) -> Iterator[str]:
                          ("logs", run.output.tensorboard_dir)):
         yield f"{name:<16}{f'{folder}: {_presence(folder)}' if folder else 'none'}"
     yield from (f"error: {problem}" for problem in unusable_folders(run.output))
-    if any(missing_data(run.data)):
-        yield "to make data and vocabulary from your own text:"
-        yield from (f"  {command}" for command in commands_that_make(run.data))
+    commands = commands_that_make_missing(run.data)
+    if commands:
+        yield "to make what is missing from your own text:"
+        yield from (f"  {command}" for command in commands)
 
 
 def _presence(path: str) -> str:

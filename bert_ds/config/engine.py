@@ -92,11 +92,9 @@ class EngineConfig:
             return
         unit = micro * data_parallel_size
         if total % unit:
-            lower = max(total // unit, 1) * unit
             yield Problem("train_batch_size", total,
                           f"is not micro batch {micro} x data-parallel size {data_parallel_size} x accumulation",
-                          f"use {lower} or {lower + unit}, or a micro batch that divides "
-                          f"{total // data_parallel_size or 1}")
+                          _fitting_batch(total, micro, data_parallel_size))
 
     def _optimizer_problems(self) -> Iterator[Problem]:
         if self.precision != "fp32" and self.zero_stage == 0:
@@ -110,3 +108,14 @@ class EngineConfig:
             yield Problem("optimizer.params.betas", list(self.betas), "are not below 1", "use [0.9, 0.999]")
         if self.weight_decay < 0:
             yield Problem("optimizer.params.weight_decay", self.weight_decay, "is negative", "use 0.01")
+
+
+def _fitting_batch(total: int, micro: int, copies: int) -> str:
+    """The global batches next to `total`, and the micro batch next to `micro` that fits `total` where there is one."""
+    unit = micro * copies
+    lower = total // unit * unit
+    sizes = f"use {lower} or {lower + unit}" if lower else f"use {unit}"
+    if total % copies:
+        return sizes
+    rows = total // copies
+    return f"{sizes}, or a micro batch of {max(size for size in range(1, micro + 1) if rows % size == 0)}"

@@ -72,6 +72,22 @@ def test_missing_data_is_told_with_what_makes_it(folder: Path) -> None:
     assert "data.data_path=more: more.idx and more.bin missing or empty" in problems[2]
 
 
+def test_only_what_is_missing_is_to_be_made(folder: Path) -> None:
+    def told() -> str:
+        (problem,) = missing_data(resolve_run(["--recipe", "tiny", "--data-path", "own", "--vocab-file", "v.txt"],
+                                              world_size=1).config.data)
+        return str(problem)
+
+    for suffix in (".idx", ".bin"):
+        (folder / f"own{suffix}").write_bytes(b"x")
+    build = "python -m bert_ds.build_vocab --input corpus.jsonl --output v.txt"
+    assert told() == f"data.vocab_file=v.txt: is missing or empty. Fix: make it with\n      {build}."
+    assert build in dry("--recipe", "tiny", "--data-path", "own", "--vocab-file", "v.txt")
+    (folder / "v.txt").write_text("a\n")
+    (folder / "own.bin").unlink()
+    assert "build_vocab" not in told() and "Fix: make it with\n      python -m bert_ds.preprocess_data" in told()
+
+
 def test_folders_that_cannot_be_are_told_before_anything_starts(folder: Path) -> None:
     (folder / "file").write_text("")
     (folder / "locked").mkdir(mode=0o500)
@@ -80,6 +96,8 @@ def test_folders_that_cannot_be_are_told_before_anything_starts(folder: Path) ->
     assert [problem.partition(":")[0] for problem in problems] == ["output.save=file/below", "output.load=file"]
     assert all("cannot be a folder" in problem for problem in problems)
     assert f"error: {problems[1]}" in dry(*arguments)
+    same = resolve_run(["--recipe", "tiny", "--save", "file/below"], world_size=1).config.output
+    assert same.load == same.save and len(list(unusable_folders(same))) == 1
     if not os.access(folder / "locked", os.W_OK):  # root may write everywhere
         locked = resolve_run(["--recipe", "tiny", "--save", "locked/run"], world_size=1).config.output
         assert "allows no writing" in str(next(unusable_folders(locked)))

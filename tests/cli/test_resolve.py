@@ -150,6 +150,18 @@ def test_batch_numbers_that_do_not_multiply(folder: Path) -> None:
     assert any("replace gradient_accumulation_steps=2" in remark for remark in run.remarks)
 
 
+@pytest.mark.parametrize(("micro", "total", "ranks", "repair"), [
+    (3, 32, 8, "use 24 or 48, or a micro batch of 2."),
+    (4, 30, 4, "use 16 or 32."),
+    (4, 8, 4, "use 16, or a micro batch of 2."),
+    (2, 1, 1, "use 2, or a micro batch of 1."),
+    (4, 3, 8, "use 32."),
+])
+def test_batches_that_do_not_fit_are_repaired_by_some_that_do(micro: int, total: int, ranks: int, repair: str) -> None:
+    flags = [*SMALL, "--micro-batch-size", str(micro), "--global-batch-size", str(total)]
+    assert message(*flags, world_size=ranks).endswith(f"x accumulation. Fix: {repair}")
+
+
 def test_flags_without_effect_are_told() -> None:
     run = resolve_run([*SMALL, "--global-batch-size", "2", "--use-mcore-models"], world_size=1)
     assert run.remarks == ("--use-mcore-models has no effect: there is one implementation of the model",)
