@@ -31,7 +31,9 @@ class Problem:
     repair: str
 
     def __str__(self) -> str:
-        return f"{self.setting}={self.value}: {self.reason}. Fix: {self.repair}."
+        # A command on a line of its own is there to be copied.
+        end = "" if "\n" in self.repair else "."
+        return f"{self.setting}={self.value}: {self.reason}. Fix: {self.repair}{end}"
 
 
 class UserError(Exception):

@@ -81,7 +81,7 @@ def test_only_what_is_missing_is_to_be_made(folder: Path) -> None:
     for suffix in (".idx", ".bin"):
         (folder / f"own{suffix}").write_bytes(b"x")
     build = "python -m bert_ds.build_vocab --input corpus.jsonl --output v.txt"
-    assert told() == f"data.vocab_file=v.txt: is missing or empty. Fix: make it with\n      {build}."
+    assert told() == f"data.vocab_file=v.txt: is missing or empty. Fix: make it with\n      {build}"
     assert build in dry("--recipe", "tiny", "--data-path", "own", "--vocab-file", "v.txt")
     (folder / "v.txt").write_text("a\n")
     (folder / "own.bin").unlink()
