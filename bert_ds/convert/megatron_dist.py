@@ -34,7 +34,12 @@ class _Chunk:
     """A range of a tensor."""
 
     offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
     region: Region
+
+    def has(self, layer: int | None) -> bool:
+        """Whether it holds something of this index of the first dimension; of the tensor, where `layer` is None."""
+        return layer is None or 0 <= layer - self.offsets[0] < self.sizes[0]
 
 
 @dataclass(frozen=True)
@@ -78,31 +83,24 @@ class DistSource:
         if place.shape != parameter.shape:
             raise CheckpointError.of(f"{self.folder}: {place.key}", list(place.shape),
                                      f"should be {list(parameter.shape)}", "use a complete checkpoint of a BERT")
-        full = torch.full(place.shape, float("nan"))
-        covered = torch.zeros(place.shape, dtype=torch.bool)
+        full, covered = torch.empty(place.shape), torch.zeros(place.shape, dtype=torch.bool)
         for chunk in self._chunks[place.key]:
-            offsets = chunk.offsets
-            if place.layer is not None:
-                if offsets[0] != place.layer:
-                    continue
-                offsets = offsets[1:]
-            part = self._read_chunk(chunk, place)
-            where = tuple(slice(start, start + size) for start, size in zip(offsets, part.shape, strict=True))
-            if full[where].shape != part.shape:
-                raise CheckpointError.of("checkpoint", chunk.region.path, f"has a range of {place.key} outside of it",
-                                         _AGAIN)
-            full[where], covered[where] = part, True
+            if not chunk.has(place.layer):
+                continue
+            first_dim = 0 if place.layer is None else 1
+            where = tuple(slice(start, start + size) for start, size in
+                          zip(chunk.offsets[first_dim:], chunk.sizes[first_dim:], strict=True))
+            full[where], covered[where] = self._read_chunk(chunk, place), True
         if not covered.all():
             raise CheckpointError.of("checkpoint", self.folder, f"does not hold all of {place.key}", _AGAIN)
         return full
 
     def _read_chunk(self, chunk: _Chunk, place: _Place) -> Tensor:
         stored = load_torch_file(chunk.region)
-        if not isinstance(stored, StoredTensor) or not stored.dtype.is_floating_point:
-            raise CheckpointError.of("checkpoint", chunk.region.path, f"holds no floating-point tensor for {place.key}",
-                                     _AGAIN)
-        part = stored.read().float()
-        return part[0] if place.layer is not None else part
+        if not isinstance(stored, StoredTensor) or not stored.dtype.is_floating_point or stored.shape != chunk.sizes:
+            raise CheckpointError.of("checkpoint", chunk.region.path,
+                                     f"holds no {list(chunk.sizes)} floating-point numbers for {place.key}", _AGAIN)
+        return (stored if place.layer is None else stored.row(place.layer - chunk.offsets[0])).read().float()
 
 
 def _places(key: str, shape: tuple[int, ...]) -> Iterator[tuple[str, _Place]]:
@@ -121,13 +119,18 @@ def _metadata(folder: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, list[
     try:
         tensors = {key: _state(value) for key, value in _state(content)["state_dict_metadata"].items()}
         sizes = {key: tuple(state["size"]) for key, state in tensors.items() if "size" in state and _is_weight(key)}
+        lengths = {(key, tuple(_state(chunk)["offsets"])): tuple(_state(chunk)["sizes"])
+                   for key in sizes for chunk in tensors[key]["chunks"]}
         chunks: dict[str, list[_Chunk]] = {key: [] for key in sizes}
         for index, where in _state(content)["storage_data"].items():
-            key, offset = _state(index)["fqn"], _state(index)["offset"]
+            key, state = _state(index)["fqn"], _state(where)
             if key in chunks:
-                state = _state(where)
+                offsets = tuple(_state(index)["offset"])
+                if any(start < 0 or start + size > whole for start, size, whole in
+                       zip(offsets, lengths[key, offsets], sizes[key], strict=True)):
+                    raise ValueError(f"a range of {key} lies outside of it")
                 region = Region(folder / Path(state["relative_path"]).name, int(state["offset"]), int(state["length"]))
-                chunks[key].append(_Chunk(tuple(offset), region))
+                chunks[key].append(_Chunk(offsets, lengths[key, offsets], region))
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise CheckpointError.of("checkpoint", path, f"is not what torch writes ({type(error).__name__}: {error})",
                                  _AGAIN) from error

@@ -17,7 +17,7 @@ import struct
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -148,6 +148,10 @@ class StoredTensor:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+
+    def row(self, index: int) -> StoredTensor:
+        """One index of the first dimension."""
+        return replace(self, offset=self.offset + index * self.stride[0], shape=self.shape[1:], stride=self.stride[1:])
 
     def read(self) -> Tensor:
         """The tensor in memory of its own.
