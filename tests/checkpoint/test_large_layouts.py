@@ -75,8 +75,8 @@ def manifest(layout: LayoutRecord) -> Manifest:
             slices[held.rank][f"{WEIGHT}/{held.name}"] = SliceRecord(
                 held.tp_index if pieces > 1 else 0, pieces, held.start, held.stop)
     return Manifest(
-        step=1, consumed_samples=0, successful_samples=0, skipped_steps=0, optimizer_step=1, loss_scaler=None, config={},
-        layout=layout, versions={}, vocabulary=VocabularyRecord("", 0, ""), metrics={}, parameters=SHAPES,
+        step=1, consumed_samples=0, successful_samples=0, skipped_steps=0, optimizer_step=1, loss_scaler=None,
+        config={}, layout=layout, versions={}, vocabulary=VocabularyRecord("", 0, ""), metrics={}, parameters=SHAPES,
         files=tuple(FileRecord(rank_file(rank), 0, "", found) for rank, found in sorted(slices.items())))
 
 

@@ -20,8 +20,12 @@ _OTHERS_S = 10.0
 _PRELOADED = ["torch", "deepspeed", "bert_ds.training.trainer"]
 
 
-def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, limit_s: float = 240.0) -> list[Any]:
+def run_ranks(
+    function: Callable[..., Any], world_size: int, *args: Any, limit_s: float = 240.0, join: bool = True
+) -> list[Any]:
     """Calls `function(*args)` on `world_size` ranks with an initialised process group; results in rank order.
+
+    Without `join` the ranks have a launcher's environment, and the function joins them itself.
 
     Raises:
         AssertionError: a rank failed, with its traceback, or did not finish within the limit.
@@ -31,7 +35,8 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, limit_s
     context.set_forkserver_preload(_PRELOADED)
     results: Any = context.Queue()
     port = _free_port()
-    ranks = [context.Process(target=_enter, args=(function, rank, world_size, port, args, results), daemon=True)
+    ranks = [context.Process(target=_enter, args=(function, rank, world_size, port, args, results, join),
+                             daemon=True)
              for rank in range(world_size)]
     for process in ranks:
         process.start()
@@ -65,10 +70,12 @@ def _collect(ranks: list[Any], results: Any, world_size: int, deadline: float) -
 
 
 def _enter(
-    function: Callable[..., Any], rank: int, world_size: int, port: int, args: tuple[Any, ...], results: Any
+    function: Callable[..., Any], rank: int, world_size: int, port: int, args: tuple[Any, ...], results: Any,
+    join: bool,
 ) -> None:
     try:
-        os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port), DS_ACCELERATOR="cpu")
+        os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port), DS_ACCELERATOR="cpu", RANK=str(rank),
+                          LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
         import torch  # noqa: PLC0415
 
         from bert_ds.cli.launcher import ProcessPlace  # noqa: PLC0415
@@ -77,8 +84,9 @@ def _enter(
 
         torch.set_num_threads(1)
         import_deepspeed()
-        join_process_group(ProcessPlace(rank, rank, world_size, world_size, "test"), torch.device("cpu"),
-                           timedelta(seconds=60))
+        if join:
+            join_process_group(ProcessPlace(rank, rank, world_size, world_size, "test"), torch.device("cpu"),
+                               timedelta(seconds=60))
         results.put((rank, function(*args), None))
     except BaseException:  # noqa: BLE001 - whatever it was, the test has to show it
         results.put((rank, None, traceback.format_exc()))
