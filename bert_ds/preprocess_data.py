@@ -69,7 +69,8 @@ def _settings(arguments: argparse.Namespace) -> PreprocessSettings:
 
 def _print_summary(dataset: PreprocessedDataset) -> None:
     metadata = dataset.metadata
-    if metadata.sentence_splitter and not metadata.documents_of_two_sentences:
+    has_pairs = metadata.documents_of_two_sentences > 0
+    if metadata.sentence_splitter and not has_pairs:
         print(f"warning: no document of {dataset.prefix} has two sentences, so that no sentence pairs can be made: "
               "training needs --bert-no-binary-head, or documents that hold more than one sentence (in plain text, "
               "blank lines separate documents)", flush=True)
@@ -79,7 +80,8 @@ def _print_summary(dataset: PreprocessedDataset) -> None:
           f"{_exceptions(metadata)}")
     if metadata.sentence_splitter:
         print(f"next: deepspeed bert_ds/pretrain.py --recipe tiny --data-path {dataset.prefix} "
-              f"--vocab-file {metadata.vocab_file} --tokenizer-type {metadata.tokenizer_type}", flush=True)
+              f"--vocab-file {metadata.vocab_file} --tokenizer-type {metadata.tokenizer_type}"
+              + ("" if has_pairs else " --bert-no-binary-head"), flush=True)
 
 
 def _exceptions(metadata: DatasetMetadata) -> str:

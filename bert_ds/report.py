@@ -119,12 +119,12 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
         for index, run in enumerate(runs)
         for series in (
             Series("masked tokens", run.validation("lm_accuracy"), index, "valid"),
-            Series("sentence order", run.validation("sop_accuracy"), index, "valid_second"),
+            Series("sentence pairs", run.validation("sop_accuracy"), index, "valid_second"),
         )
     ]
     drawn = [
         Panel("Masked-LM loss, nats", loss),
-        Panel("Sentence-order loss, nats", sentence_loss),
+        Panel("Sentence-pair loss, nats", sentence_loss),
         Panel("Validation accuracy", accuracy, percent=True),
         Panel("Learning rate", _train(runs, "learning_rate")),
         Panel("Gradient norm", _train(runs, "grad_norm"), scale="log"),
@@ -294,7 +294,7 @@ COLUMNS: tuple[Column, ...] = (
     ("valid loss at start", lambda run: _end(run.validation("lm_loss"), which=0)),
     ("at end", lambda run: _end(run.validation("lm_loss"))),
     ("masked tokens right", lambda run: _end(run.validation("lm_accuracy"), "{:.1%}")),
-    ("sentence order right", lambda run: _end(run.validation("sop_accuracy"), "{:.1%}")),
+    ("sentence pairs right", lambda run: _end(run.validation("sop_accuracy"), "{:.1%}")),
     ("tokens/s", lambda run: f"{median(y for _, y in run.training('tokens_per_s')):,.0f}"
         if run.training("tokens_per_s") else "-"),
     ("skipped", lambda run: f"{sum(y for _, y in run.training('skipped')):.0f}"),

@@ -35,6 +35,7 @@ def test_from_text_to_data(tmp_path: Path, corpus: str, capsys: pytest.CaptureFi
     dataset = IndexedDataset(f"{prefix}_text_sentence")
     assert f"50 documents (50 of at least two sentences), 100 sentences, {len(dataset.tokens):,} tokens" in out
     assert "warning" not in out and f"--data-path {prefix}_text_sentence --vocab-file {vocab}" in out
+    assert "--bert-no-binary-head" not in out
 
 
 def test_a_vocabulary_is_not_overwritten_by_another(tmp_path: Path, corpus: str,
@@ -57,7 +58,9 @@ def test_single_sentences_are_warned_about(tmp_path: Path, corpus: str, capsys: 
     build_vocab.main(["--input", corpus, "--output", vocab, "--size", "60"])
     arguments = ["--input", str(text), "--vocab-file", vocab, "--output-prefix", str(tmp_path / "single")]
     assert preprocess_data.main([*arguments, "--split-sentences"]) == 0
-    assert "warning: no document of" in (out := capsys.readouterr().out) and "--bert-no-binary-head" in out
+    *_, warning, _, hint = capsys.readouterr().out.splitlines()
+    assert warning.startswith("warning: no document of") and "--bert-no-binary-head" in warning
+    assert hint.startswith("next: ") and hint.endswith(" --bert-no-binary-head")
     assert preprocess_data.main(arguments) == 0
     assert "without --split-sentences" in capsys.readouterr().out
 

@@ -26,6 +26,9 @@ from bert_ds.parallel.context import ParallelContext
 log = logging.getLogger(__name__)
 SUMS = (*METRICS, "real_tokens", "nan_steps")
 """What is added up between two log lines: the loss's sums, tokens that are not padding, steps with a NaN loss."""
+_SENTENCE_TASKS = {"order": "sop", "random_next": "nsp"}
+"""What lines call the sentence task: sentence order or next sentence. Scalars and records say `sop` for both, as
+Megatron-LM's scalars do, so that whatever reads them need not know the task."""
 _DAY_S = 86400
 
 
@@ -130,7 +133,7 @@ class Reporter:
         """Reports an evaluation; returns the record of metrics.jsonl."""
         record = {"split": split, "iteration": step, "consumed_samples": consumed_samples, **losses.__dict__}
         if self._active:
-            self._say(_evaluation_line(split, step, losses))
+            self._say(_evaluation_line(split, step, losses, self._run))
             self._write(record)
             kind = "validation" if split == "valid" else split
             self._scalars(step, consumed_samples, {
@@ -177,7 +180,7 @@ def _console_line(record: Mapping[str, Any], run: RunConfig, interval: Interval,
         f"elapsed time per iteration (ms): {record['step_time_s'] * 1e3:.1f}",
         f"learning rate: {record['learning_rate']:.6E}",
         f"global batch size: {run.engine.global_batch_size:5d}",
-        *_loss_parts(record, "{:.6E}"),
+        *_loss_parts(record, run, "{:.6E}"),
     ]
     if record["loss_scale"] is not None:
         parts.append(f"loss scale: {record['loss_scale']:.1f}")
@@ -190,18 +193,18 @@ def _console_line(record: Mapping[str, Any], run: RunConfig, interval: Interval,
     return " " + " | ".join([*parts, f"time left: {duration(left_s)}"]) + " |"
 
 
-def _loss_parts(record: Mapping[str, Any], number: str) -> list[str]:
+def _loss_parts(record: Mapping[str, Any], run: RunConfig, number: str) -> list[str]:
     parts = []
-    for head in ("lm", "sop"):
+    for head, name in (("lm", "lm"), ("sop", _SENTENCE_TASKS[run.data.sentence_task])):
         if record[f"{head}_loss"] is not None:
-            parts += [f"{head} loss: {number.format(record[f'{head}_loss'])}",
-                      f"{head} accuracy: {record[f'{head}_accuracy']:.2%}"]
+            parts += [f"{name} loss: {number.format(record[f'{head}_loss'])}",
+                      f"{name} accuracy: {record[f'{head}_accuracy']:.2%}"]
     return parts
 
 
-def _evaluation_line(split: str, step: int, losses: Losses) -> str:
+def _evaluation_line(split: str, step: int, losses: Losses, run: RunConfig) -> str:
     name = "validation" if split == "valid" else split
-    return f" {name} loss at iteration {step} | " + " | ".join(_loss_parts(losses.__dict__, "{:.6f}")) + " |"
+    return f" {name} loss at iteration {step} | " + " | ".join(_loss_parts(losses.__dict__, run, "{:.6f}")) + " |"
 
 
 def duration(seconds: float) -> str:

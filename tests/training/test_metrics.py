@@ -7,6 +7,7 @@ import logging
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -24,8 +25,11 @@ KEYS = {"iteration", "consumed_samples", "lm_loss", "sop_loss", "lm_accuracy", "
         "grad_norm", "loss_scale", "skipped", "step_time_s", "tokens_per_s", "mfu"}
 
 
-def report(folder: Path, sums: list[list[float]], skipped: list[bool]) -> dict[str, object]:
-    run = replace(run_config(Case()), output=OutputConfig(tensorboard_dir=str(folder), log_interval=len(sums)))
+def report(folder: Path, sums: list[list[float]], skipped: list[bool],
+           sentence_task: Literal["order", "random_next"] = "order") -> dict[str, object]:
+    run = run_config(Case())
+    run = replace(run, output=OutputConfig(tensorboard_dir=str(folder), log_interval=len(sums)),
+                  data=replace(run.data, sentence_task=sentence_task))
     reporter = Reporter(run, active=True, flops_per_step=1e9, peak_flops_of_all=1e12)
     interval = Interval(CPU)
     for values, skip in zip(sums, skipped, strict=True):
@@ -65,6 +69,19 @@ def test_means_are_over_predictions_of_steps_that_were_not_skipped(
     assert board.Scalars("lm loss")[0].value == 1.0
     assert board.Scalars("lm loss vs samples")[0].step == 112
     assert board.Scalars("lm loss validation ppl")[0].value == pytest.approx(math.exp(2))
+
+
+def test_lines_name_the_sentence_task_and_scalars_keep_their_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "bert_ds"):
+        report(tmp_path, [[30.0, 5, 10, 7.0, 6, 10]], [False], "random_next")
+    line, validation = (record.getMessage() for record in caplog.records[-2:])
+    assert "nsp loss: 7.000000E-01 | nsp accuracy: 60.00%" in line and "nsp loss: 0.7" in validation
+    assert "sop" not in line + validation
+    board = EventAccumulator(str(tmp_path))
+    board.Reload()
+    assert {"sop loss", "sop loss validation"} <= set(board.Tags()["scalars"])
 
 
 def test_nan_is_reported_as_nan(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
