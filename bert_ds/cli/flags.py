@@ -82,12 +82,20 @@ MODEL_FLAGS = (
          help="Masked-LM loss only: no sentence-order head, no pooler, no token types."),
     Flag(name="--untie-embeddings-and-output-weights", setting="model.untie_embeddings_and_output_weights",
          constant=True),
+    Flag(name="--transformer-impl", setting="model.transformer_impl"),
     Flag(name="--attention-backend", setting="model.attention_backend"),
+    Flag(name="--fp8-format", setting="model.fp8_format"),
+    Flag(name="--fp8-recipe", setting="model.fp8_recipe"),
+    Flag(name="--fp8-margin", setting="model.fp8_margin"),
+    Flag(name="--fp8-amax-history-len", setting="model.fp8_amax_history_len"),
+    Flag(name="--fp8-amax-compute-algo", setting="model.fp8_amax_compute_algo"),
     Flag(name="--recompute-granularity", setting="model.recompute_granularity"),
     Flag(name="--recompute-activations", setting="model.recompute_granularity", constant="selective",
          help="Megatron's short form of --recompute-granularity selective."),
     Flag(name="--recompute-method", setting="model.recompute_method"),
     Flag(name="--compile", setting="model.compile", constant=True),
+    Flag(name="--no-compile", setting="model.compile", constant=False,
+         help="Run the layers as they are written, as with Transformer Engine."),
 )
 
 PARALLEL_FLAGS = (
@@ -224,10 +232,19 @@ WITHOUT_EFFECT: dict[str, str] = {
 }
 """Flags of Megatron-LM without a value that change nothing here, with the reason."""
 
+VALUE_WITHOUT_EFFECT: dict[str, str] = {
+    "--fp8-interval": "Transformer Engine updates its scaling factors after every pass",
+}
+"""The same for flags with a value."""
+
 REFUSED: dict[str, tuple[str, str]] = {
     "--train-samples": ("lengths are in iterations", "give --train-iters, samples / global batch size"),
     "--lr-decay-samples": ("lengths are in iterations", "give --lr-decay-iters, samples / global batch size"),
     "--lr-warmup-samples": ("lengths are in iterations", "give --lr-warmup-iters, samples / global batch size"),
+    "--no-fp8-wgrad": ("Transformer Engine computes the gradients of weights in FP8 too", "leave it out"),
+    "--fp8-param-gather": ("parameters stay in 16 bits beside their FP8 copies", "leave it out"),
+    "--first-last-layers-bf16": ("all layers compute alike", "leave it out"),
+    "--tp-only-amax-red": ("all ranks of a stage agree on scaling factors", "leave it out"),
     "--vocab-size": ("the vocabulary file decides", "give --vocab-file"),
     "--rotary-interleaved": ("rope turns pairs of a head's two halves", "leave it out"),
     "--rotary-seq-len-interpolation-factor": ("positions are not stretched", "choose --rotary-base"),

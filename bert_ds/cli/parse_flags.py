@@ -18,6 +18,7 @@ from bert_ds.cli.flags import (
     PARALLEL_FLAGS,
     REFUSED,
     TAKES_VALUE,
+    VALUE_WITHOUT_EFFECT,
     WITHOUT_EFFECT,
     Flag,
 )
@@ -78,7 +79,7 @@ def parse_flags(argv: Sequence[str]) -> CommandLine:
         else:
             values[flag.setting].append((flag, value))
     problems += _refused(parsed) + _contradictions(values)
-    remarks = tuple(f"{name} has no effect: {why}" for name, why in WITHOUT_EFFECT.items()
+    remarks = tuple(f"{name} has no effect: {why}" for name, why in (WITHOUT_EFFECT | VALUE_WITHOUT_EFFECT).items()
                     if getattr(parsed, name))
     options, option_problems = _options(parsed)
     return CommandLine(options=options, values=values, problems=(*problems, *option_problems), remarks=remarks)
@@ -120,6 +121,8 @@ def _parser() -> argparse.ArgumentParser:
                 group.add_argument(name, metavar="FILE", help=text)
     for name in WITHOUT_EFFECT:
         parser.add_argument(name, dest=name, action="store_true", help=argparse.SUPPRESS)
+    for name in VALUE_WITHOUT_EFFECT:
+        parser.add_argument(name, dest=name, help=argparse.SUPPRESS)
     for name in REFUSED:
         parser.add_argument(name, dest=name, nargs="?", const="", help=argparse.SUPPRESS)
     return parser

@@ -13,6 +13,10 @@ NORM_PLACEMENTS = ("pre", "post")
 ACTIVATIONS = ("gelu", "gelu_tanh")
 SHORTEST_ROW = 8
 """Tokens of a row with two sentences."""
+TRANSFORMER_IMPLS = ("local", "transformer_engine")
+FP8_FORMATS = (None, "hybrid", "e4m3")
+FP8_RECIPES = ("delayed", "tensorwise")
+FP8_AMAX_COMPUTE_ALGOS = ("most_recent", "max")
 POSITION_EMBEDDINGS = ("learned_absolute", "rope")
 RECOMPUTE_GRANULARITIES = (None, "full", "selective")
 RECOMPUTE_METHODS = ("uniform", "block")
@@ -65,8 +69,20 @@ class ModelConfig:
     """Whether the sentence-order head, its pooler and the token-type table exist."""
     untie_embeddings_and_output_weights: bool = False
     """Whether the projection to the vocabulary has a weight of its own instead of sharing the word table."""
+    transformer_impl: Literal["local", "transformer_engine"] = "local"
+    """Who computes the matrix products and attention of the layers: PyTorch, or Transformer Engine, which has FP8."""
     attention_backend: Literal["auto", "flash", "fused", "unfused", "local"] = "auto"
     """Who computes attention; `auto` takes the fastest that serves the run and logs its choice."""
+    fp8_format: Literal["hybrid", "e4m3"] | None = None
+    """Format in which the layers multiply matrices: e4m3, or hybrid, which has e5m2 for gradients. None: 16 bits."""
+    fp8_recipe: Literal["delayed", "tensorwise"] = "delayed"
+    """Where FP8 scaling factors come from: the largest values of earlier passes, or the tensor itself."""
+    fp8_margin: int = 0
+    """Delayed scaling: powers of two that a factor stays below the largest one that fits."""
+    fp8_amax_history_len: int = 1
+    """Delayed scaling: passes whose largest values are remembered."""
+    fp8_amax_compute_algo: Literal["most_recent", "max"] = "most_recent"
+    """Delayed scaling: which of the remembered values counts."""
     recompute_granularity: Literal["full", "selective"] | None = None
     """What the backward pass computes again instead of keeping it. full: whole layers, by recompute_method. selective:
     attention between its two projections. None: whole layers where the DeepSpeed JSON sets
@@ -135,6 +151,12 @@ class ModelConfig:
                 return
         yield from self._shape_problems()
         yield from self._choice_problems()
+        if self.compile and self.transformer_impl == "transformer_engine":
+            yield Problem("model.compile", True, "cannot see into Transformer Engine's layers, which are fused already",
+                          "switch it off (--no-compile), or set model.transformer_impl to local")
+        if self.fp8_amax_history_len < 1:
+            yield Problem("model.fp8_amax_history_len", self.fp8_amax_history_len, "must be at least 1",
+                          "give a positive number")
         if self.position_embedding_type == "rope":
             yield from self._rotary_problems()
 
@@ -188,7 +210,9 @@ class ModelConfig:
                               ("activation", ACTIVATIONS), ("head_activation", (None, *ACTIVATIONS)),
                               ("position_embedding_type", POSITION_EMBEDDINGS),
                               ("recompute_granularity", RECOMPUTE_GRANULARITIES),
-                              ("recompute_method", RECOMPUTE_METHODS)):
+                              ("recompute_method", RECOMPUTE_METHODS), ("transformer_impl", TRANSFORMER_IMPLS),
+                              ("fp8_format", FP8_FORMATS), ("fp8_recipe", FP8_RECIPES),
+                              ("fp8_amax_compute_algo", FP8_AMAX_COMPUTE_ALGOS)):
             if getattr(self, name) not in choices:
                 yield Problem(f"model.{name}", getattr(self, name), "is not a known choice",
                               f"use one of {', '.join(map(str, choices))}")

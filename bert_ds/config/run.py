@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from bert_ds.config.data import DataConfig
 from bert_ds.config.engine import EngineConfig
+from bert_ds.config.fp8 import fp8_problems
 from bert_ds.config.model import SHORTEST_ROW, ModelConfig
 from bert_ds.config.output import OutputConfig
 from bert_ds.config.parallel import ParallelConfig
@@ -75,6 +76,16 @@ class RunConfig:
             yield from self._shape_problems("train_micro_batch_size_per_gpu", micro, self.model.seq_length, copies)
             if self.schedule.eval_interval is not None:
                 yield from self._evaluation_problems(copies)
+        yield from fp8_problems(self.model, self.parallel, self.engine, self._tokens_of_micro_batches())
+
+    def _tokens_of_micro_batches(self) -> dict[str, int]:
+        """In training and, where it is another number, in evaluation, by the settings that decide."""
+        training = self.engine.micro_batch_size * self.model.seq_length
+        tokens = {"train_micro_batch_size_per_gpu x model.seq_length": training}
+        evaluated = self.eval_micro_batch_size * self.eval_seq_length
+        if self.schedule.eval_interval is not None and evaluated != training:
+            tokens["schedule.eval_micro_batch_size x eval_seq_length"] = evaluated
+        return tokens
 
     def _evaluation_problems(self, copies: int) -> Iterator[Problem]:
         """What is wrong with the shape of evaluation, `copies` being the data-parallel size."""

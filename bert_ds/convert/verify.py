@@ -155,7 +155,7 @@ def our_logits(
     config: ModelConfig, weights: Callable[[str], Tensor], rows: RandomRows, compute: torch.dtype
 ) -> Logits:
     """What our model computes from `weights` (by logical name), without dropout."""
-    config = replace(config, attention_backend="unfused", attention_dropout=0.0)
+    config = replace(config, transformer_impl="local", attention_backend="unfused", attention_dropout=0.0)
     model = BertModel(config, ParallelContext.single_process(), ComputeSettings(compute))
     model.load_logical(weights)
     positions_BP = torch.arange(rows.mask.size(1)).expand_as(rows.mask)

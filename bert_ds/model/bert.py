@@ -80,11 +80,8 @@ def bert_layers(
     Raises:
         ConfigError: the attention backend cannot serve this run.
     """
-    attention = choose_attention(config.attention_backend, AttentionQuery(
-        rows=compute.rows, dtype=compute.dtype, device_type=ctx.device.type,
-        heads=config.num_attention_heads // ctx.tp_size, head_dim=config.head_dim, dropout=config.attention_dropout,
-        sequences_per_row=compute.sequences_per_row, deterministic=compute.deterministic,
-        capability=torch.cuda.get_device_capability(ctx.device) if ctx.device.type == "cuda" else None))
+    attention = choose_attention(config.attention_backend, _attention_query(config, ctx, compute),
+                                 config.transformer_impl)
     untied = config.untie_embeddings_and_output_weights
     words = LayerDef(WordEmbeddings, (config, ctx), (("", "embedding.word_embeddings."),),
                      None if untied else WORD_EMBEDDINGS)
@@ -98,6 +95,15 @@ def bert_layers(
     second_words = LayerDef(WordEmbeddings, (config, ctx), words.names, WORD_EMBEDDINGS, pass_word_weight)
     bias = LayerDef(LogitBias, (config, ctx), (("", "output_layer."),))
     return (words, tail, *layers, heads, second_words, bias)
+
+
+def _attention_query(config: ModelConfig, ctx: ParallelContext, compute: ComputeSettings) -> AttentionQuery:
+    return AttentionQuery(
+        rows=compute.rows, dtype=compute.dtype, device_type=ctx.device.type,
+        heads=config.num_attention_heads // ctx.tp_size, head_dim=config.head_dim, dropout=config.attention_dropout,
+        sequences_per_row=compute.sequences_per_row, deterministic=compute.deterministic,
+        capability=torch.cuda.get_device_capability(ctx.device) if ctx.device.type == "cuda" else None,
+        fp8=config.fp8_format is not None)
 
 
 class BertModel(nn.Module):

@@ -44,8 +44,9 @@ class SelfAttention(nn.Module):
         self._rows = rows
         self._rotary_dim, self._rotary_base = config.rotary_dim, config.rotary_base
         self._recompute = config.recompute_granularity == "selective"
-        self.linear_qkv = column_parallel_linear(config.hidden_size, 3 * config.projection_size, ctx)
-        self.linear_proj = row_parallel_linear(config.projection_size, config.hidden_size, ctx)
+        self.linear_qkv = column_parallel_linear(config.hidden_size, 3 * config.projection_size, ctx,
+                                                 config.transformer_impl)
+        self.linear_proj = row_parallel_linear(config.projection_size, config.hidden_size, ctx, config.transformer_impl)
 
     def forward(self, hidden_TH: Tensor, segment_ids_BS: Tensor, key: DropoutKey | None) -> Tensor:
         B, S = segment_ids_BS.shape
@@ -90,8 +91,8 @@ class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig, ctx: ParallelContext) -> None:
         super().__init__()
         self._activation = config.activation
-        self.linear_fc1 = column_parallel_linear(config.hidden_size, config.ffn_size, ctx)
-        self.linear_fc2 = row_parallel_linear(config.ffn_size, config.hidden_size, ctx)
+        self.linear_fc1 = column_parallel_linear(config.hidden_size, config.ffn_size, ctx, config.transformer_impl)
+        self.linear_fc2 = row_parallel_linear(config.ffn_size, config.hidden_size, ctx, config.transformer_impl)
 
     def forward(self, hidden_TH: Tensor) -> Tensor:
         return self.linear_fc2(activation(self.linear_fc1(hidden_TH), self._activation))

@@ -26,6 +26,8 @@ class ParallelContext:
     tp_group: dist.ProcessGroup | None = None
     pp_group: dist.ProcessGroup | None = None
     dp_group: dist.ProcessGroup | None = None
+    stage_group: dist.ProcessGroup | None = None
+    """The ranks of this pipeline stage: all tensor-parallel pieces of all its copies."""
     sequence_parallel: bool = False
     """Whether, between the matrices, each tensor-parallel rank holds its share of the tokens only."""
     dualpipev: bool = False
@@ -88,11 +90,14 @@ def build_context(
     dp_size = world_size // (tp_size * pp_size)
     grid_PDT = torch.arange(world_size).view(pp_size, dp_size, tp_size)
     pp_rank, dp_rank, tp_rank = ((grid_PDT == rank).nonzero()[0]).tolist()
+    tp_group = _own_group(grid_PDT.reshape(-1, tp_size), rank, timeout)
+    dp_group = _own_group(grid_PDT.permute(0, 2, 1).reshape(-1, dp_size), rank, timeout)
+    both = tp_size > 1 and dp_size > 1
     return ParallelContext(
         tp_size=tp_size, pp_size=pp_size, dp_size=dp_size, tp_rank=tp_rank, pp_rank=pp_rank, dp_rank=dp_rank,
-        tp_group=_own_group(grid_PDT.reshape(-1, tp_size), rank, timeout),
+        tp_group=tp_group, dp_group=dp_group,
         pp_group=_own_group(grid_PDT.permute(1, 2, 0).reshape(-1, pp_size), rank, timeout),
-        dp_group=_own_group(grid_PDT.permute(0, 2, 1).reshape(-1, dp_size), rank, timeout),
+        stage_group=_own_group(grid_PDT.reshape(pp_size, -1), rank, timeout) if both else tp_group or dp_group,
         sequence_parallel=sequence_parallel and tp_size > 1, dualpipev=dualpipev, device=device,
     )
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from bert_ds.checkpoint.format import Manifest
 from bert_ds.cli.deepspeed_json import engine_json
 from bert_ds.cli.launcher import ProcessPlace
+from bert_ds.compat import check_transformer_engine
 from bert_ds.config.run import RunConfig
 from bert_ds.data.bert_dataset import open_corpora
 from bert_ds.data.run_datasets import datasets_of_run
@@ -64,6 +65,8 @@ def prepare(run: RunConfig, place: ProcessPlace) -> Prepared:
     vocabulary = Vocabulary.of_run(run.data)
     run = replace(run, model=replace(run.model, vocab_size=len(vocabulary.tokens)))
     run.validate(place.world_size)
+    if run.model.transformer_impl == "transformer_engine":
+        check_transformer_engine(device.type)
     open_corpora(run.data, vocabulary)
     if run.schedule.deterministic_mode:
         _be_deterministic()

@@ -6,6 +6,7 @@ Kept here, not in model/, because training/ is the only folder that imports Deep
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from deepspeed.pipe import DualPipeVModule, LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from bert_ds.config.model import ModelConfig
 from bert_ds.model.bert import ComputeSettings, LayerDef, bert_layers
@@ -22,6 +23,7 @@ from bert_ds.model.init import initialize_parameter
 from bert_ds.model.loss import PretrainingLoss
 from bert_ds.model.transformer_layer import TransformerLayer
 from bert_ds.parallel.context import ParallelContext
+from bert_ds.training.fp8 import Fp8
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class BertPipeline(PipelineModule):
     ) -> None:
         self._config, self._ctx, self._seed, self._bounds = config, ctx, seed, bounds
         self._layer_defs = bert_layers(config, ctx, compute)
+        self.fp8 = Fp8(config, ctx) if config.fp8_format else None
         super().__init__(
             layers=[_spec(layer) for layer in self._layer_defs],
             topology=PipeModelDataParallelTopology(num_pp=ctx.pp_size, num_mp=ctx.tp_size, num_dp=ctx.dp_size),
@@ -94,8 +97,9 @@ class BertPipeline(PipelineModule):
         """This stage's layers on one micro-batch; called by the engine."""
         # The segment ids are the last but one of whatever a stage receives.
         keys = self._keys(inputs[-2]) if self.training else None
-        for run in self._runs[self.active_phase]:
-            inputs = _execute(run, inputs, keys)
+        with self.fp8.computing() if self.fp8 else nullcontext():
+            for run in self._runs[self.active_phase]:
+                inputs = _execute(run, inputs, keys, self.fp8)
         return inputs
 
     def _keys(self, segment_ids_BS: Tensor) -> dict[int, DropoutKey]:
@@ -167,7 +171,7 @@ def _spec(layer: LayerDef) -> LayerSpec:
     return TiedLayerSpec(layer.tied_key, layer.module, *layer.arguments, forward_fn=layer.second_use)
 
 
-def _execute(run: _Run, inputs: Any, keys: Mapping[int, DropoutKey] | None) -> Any:
+def _execute(run: _Run, inputs: Any, keys: Mapping[int, DropoutKey] | None, fp8: Fp8 | None) -> Any:
     def layers(*tensors: Tensor) -> Any:
         values: Any = tensors
         for offset, function in enumerate(run.functions):
@@ -175,5 +179,6 @@ def _execute(run: _Run, inputs: Any, keys: Mapping[int, DropoutKey] | None) -> A
         return values
 
     if run.recompute and keys is not None:
-        return checkpoint(layers, *inputs, use_reentrant=False, preserve_rng_state=False)
+        return checkpoint(layers, *inputs, use_reentrant=False, preserve_rng_state=False,
+                          context_fn=fp8.recomputing if fp8 else noop_context_fn)
     return layers(*inputs)
