@@ -10,6 +10,9 @@ A rank's file holds 1-D fp32 tensors under the key `{kind}/{logical name}`: `wei
 piece `tp_index` of `tp_count` equal ones along the cut dimension, flattened row by row. A replicated parameter is its
 own only piece. Names and shapes do not depend on the layout, so any layout can read the ranges that it needs.
 
+Apart from those, a run in FP8 keeps in each rank's file, under `fp8/{layer}/{tensor}`, the scaling factors of the
+layers on that rank, whole and flat. They depend on the layout, and serve the same one only.
+
 Where machines have a disk each instead of one for all, each disk holds the same checkpoint.json and vocabulary, and the
 files of the ranks there. Replicated parameters are saved once a disk, so that each disk has all that its ranks need;
 the folders of all disks, copied into one, are the checkpoint of a single disk.
@@ -30,6 +33,8 @@ from bert_ds.errors import CheckpointError, Problem, SoundCheckpointError
 FORMAT_VERSION = 2
 """Raised with every change of what checkpoint.json or a rank's file may hold."""
 WEIGHT, EXP_AVG, EXP_AVG_SQ = KINDS = ("weight", "exp_avg", "exp_avg_sq")
+FP8_STATE = "fp8"
+"""Kind of what depends on the layout."""
 MANIFEST_FILE = "checkpoint.json"
 VOCABULARY_FILE = "vocab.txt"
 LATEST_FILE = "latest"
@@ -179,7 +184,7 @@ class Manifest:
         """What the files do not cover: every kind that is present has to hold every parameter from end to end."""
         if WEIGHT not in self.kinds:
             yield Problem("files", len(self.files), "hold no weights", "use a complete checkpoint")
-        slices = self.slices()
+        slices = {key: saved for key, saved in self.slices().items() if not key.startswith(f"{FP8_STATE}/")}
         for kind in self.kinds:
             for name, parameter in self.parameters.items():
                 key = f"{kind}/{name}"

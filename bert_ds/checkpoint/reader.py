@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bert_ds.checkpoint import files
 from bert_ds.checkpoint.format import (
+    FP8_STATE,
     LATEST_FILE,
     MANIFEST_FILE,
     REPLACED,
@@ -20,6 +21,7 @@ from bert_ds.checkpoint.format import (
     FileRecord,
     Manifest,
     SliceRecord,
+    rank_file,
     step_of,
 )
 from bert_ds.errors import CheckpointError, Problem, SoundCheckpointError, raise_if_any
@@ -253,6 +255,17 @@ class Checkpoint:
     def read_full(self, kind: str, name: str) -> Tensor:
         """The whole parameter in its own shape, fp32 on the CPU."""
         return self.read(kind, name).view(self.manifest.parameters[name].shape)
+
+    def fp8_state(self, rank: int) -> dict[str, Tensor]:
+        """What `rank` saved of its layers' scaling factors, flat fp32 on the CPU, by name; empty where it had none.
+
+        Raises:
+            CheckpointError: its file is damaged.
+        """
+        file = rank_file(rank)
+        return {key.removeprefix(f"{FP8_STATE}/"): self._stored(key, file, record, 0, record.stop).clone()
+                for key, saved in self._slices.items() if key.startswith(f"{FP8_STATE}/")
+                for name, record in saved if name == file}
 
     def _read_rows(self, kind: str, name: str, start: int, stop: int) -> Tensor:
         """A flat range of the full tensor; pieces cut along dimension 0 lie one after another in it."""

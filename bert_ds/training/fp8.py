@@ -51,12 +51,17 @@ def fp8_recipe(model: ModelConfig, *, shared: bool) -> Any:
 
 
 class Fp8:
-    """How this rank's layers compute in FP8."""
+    """How the layers of this rank's stage compute in FP8."""
 
-    def __init__(self, model: ModelConfig, ctx: ParallelContext) -> None:
+    def __init__(self, model: ModelConfig, ctx: ParallelContext, stage: nn.Module) -> None:
         self._te: ModuleType = import_transformer_engine()
         self._group = ctx.stage_group
         self._recipe = fp8_recipe(model, shared=ctx.stage_group is not None)
+        self._layers = {name: layer for name, layer in stage.named_modules() if isinstance(layer, self._te.Linear)}
+        # Before the first pass, so that what a checkpoint holds is known from the start.
+        with torch.no_grad(), self.computing():
+            for layer in self._layers.values():
+                layer.init_fp8_metadata()
 
     def computing(self) -> AbstractContextManager[None]:
         """Around the forward pass of a stage; leaving it agrees on the factors of the next one."""
@@ -64,43 +69,37 @@ class Fp8:
 
     def recomputing(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """For torch.utils.checkpoint: around a group of layers in the forward pass, and in the backward pass."""
-        return self._phase(recompute=False), self._second_pass()
+        return _phase(recompute=False), self._second_pass()
 
     @contextmanager
     def _second_pass(self) -> Iterator[None]:
         """Computes with the factors of the first pass. Leaving FP8 with gradients on would agree on factors once more,
         from values that the first pass has handed in already."""
-        with torch.no_grad(), self.computing(), self._phase(recompute=True), torch.enable_grad():
+        with torch.no_grad(), self.computing(), _phase(recompute=True), torch.enable_grad():
             yield
 
-    def _phase(self, *, recompute: bool) -> AbstractContextManager[Any]:
-        """Lets layers put the factors of a first pass aside, or take them out again."""
-        from transformer_engine.pytorch.distributed import activation_recompute_forward  # noqa: PLC0415
-
-        return activation_recompute_forward(activation_recompute=True, recompute_phase=recompute)
-
-    def state(self, stage: nn.Module) -> dict[str, Tensor]:
-        """The factors and the largest values behind them, by layer; empty before the first step, and without delay.
+    def state(self) -> dict[str, Tensor]:
+        """The factors and the largest values behind them, by layer, as views; empty without delay.
 
         Read from the layers, not from their `_extra_state`, which is a pickle.
         """
         return {f"{name}/{direction}/{tensor}": getattr(layer.fp8_meta[direction], tensor)
-                for name, layer in self._layers(stage) for direction in _DIRECTIONS for tensor in _TENSORS
-                if hasattr(layer.fp8_meta.get(direction), tensor)}
+                for name, layer in self._layers.items() for direction in _DIRECTIONS for tensor in _TENSORS
+                if hasattr(layer.fp8_meta[direction], tensor)}
 
     @torch.no_grad()
-    def restore(self, stage: nn.Module, saved: Mapping[str, Tensor]) -> bool:
-        """Goes on from a saved state where it is one of these layers; says whether it was."""
-        with self.computing():
-            for _, layer in self._layers(stage):
-                layer.init_fp8_metadata(num_gemms=1)
-        state = self.state(stage)
-        if {name: tensor.shape for name, tensor in saved.items()} != {name: t.shape for name, t in state.items()}:
+    def restore(self, saved: Mapping[str, Tensor]) -> bool:
+        """Goes on from saved tensors, flat, where they are those of these layers; says whether they are."""
+        state = self.state()
+        if {name: tensor.numel() for name, tensor in saved.items()} != {name: t.numel() for name, t in state.items()}:
             return False
         for name, tensor in state.items():
-            tensor.copy_(saved[name])
+            tensor.copy_(saved[name].view_as(tensor))
         return True
 
-    def _layers(self, stage: nn.Module) -> Iterator[tuple[str, Any]]:
-        """The layers of Transformer Engine with their names in the stage."""
-        return ((name, module) for name, module in stage.named_modules() if isinstance(module, self._te.Linear))
+
+def _phase(*, recompute: bool) -> AbstractContextManager[Any]:
+    """Lets layers put the factors of a first pass aside, or take them out again."""
+    from transformer_engine.pytorch.distributed import activation_recompute_forward  # noqa: PLC0415
+
+    return activation_recompute_forward(activation_recompute=True, recompute_phase=recompute)

@@ -77,7 +77,6 @@ class BertPipeline(PipelineModule):
     ) -> None:
         self._config, self._ctx, self._seed, self._bounds = config, ctx, seed, bounds
         self._layer_defs = bert_layers(config, ctx, compute)
-        self.fp8 = Fp8(config, ctx) if config.fp8_format else None
         super().__init__(
             layers=[_spec(layer) for layer in self._layer_defs],
             topology=PipeModelDataParallelTopology(num_pp=ctx.pp_size, num_mp=ctx.tp_size, num_dp=ctx.dp_size),
@@ -85,6 +84,7 @@ class BertPipeline(PipelineModule):
         )
         for local in self.local_parameters():
             initialize_parameter(local.parameter, local.name, config, seed)
+        self.fp8 = Fp8(config, ctx, self) if config.fp8_format else None
         self._runs = [tuple(_group(stage, recompute_every, config.recompute_method)) for stage in self._stages()]
         self._step = 0
         self._micro_batches = [0] * len(self._runs)

@@ -70,6 +70,7 @@ def load_checkpoint(
                           manifest.skipped_steps)
     engine.global_steps, engine.skipped_steps = state.step, state.skipped_steps
     engine.global_samples = state.consumed_samples
+    coordinator.guarded(lambda: _restore_fp8(checkpoint, engine, ctx))
     if start.with_optimizer and manifest.loss_scaler is not None:
         load_scaler_state(engine, manifest.loss_scaler)
     log.info("resumed from %s at iteration %d, %d samples consumed%s", checkpoint.folder, state.step,
@@ -130,6 +131,18 @@ def _restore(start: StartingPoint, engine: Any, ctx: ParallelContext) -> None:
             fragment.of(buffer).copy_(checkpoint.read(
                 kind, name, tp_index=fragment.sharding.index, tp_count=fragment.sharding.count,
                 start=fragment.start, stop=fragment.start + fragment.numel))
+
+
+def _restore_fp8(checkpoint: Checkpoint, engine: Any, ctx: ParallelContext) -> None:
+    """Goes on with the scaling factors of the checkpoint's run, where it had the same layers on each rank."""
+    fp8 = engine.module.fp8
+    if fp8 is None or not fp8.state():
+        return
+    same_layout = checkpoint.manifest.layout == LayoutRecord(ctx.tp_size, ctx.pp_size, ctx.dp_size)
+    if same_layout and fp8.restore(checkpoint.fp8_state(ctx.rank)):
+        log.info("FP8 scaling factors go on from the checkpoint")
+    else:
+        log.info("FP8 scaling factors start afresh: the checkpoint has none for these layers in this layout")
 
 
 def _checked(run: RunConfig, checkpoint: Checkpoint, continues: bool, vocabulary: Vocabulary) -> StartingPoint:

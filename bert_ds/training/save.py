@@ -13,7 +13,15 @@ import torch
 
 from bert_ds import __version__
 from bert_ds.checkpoint import files
-from bert_ds.checkpoint.format import FileRecord, LayoutRecord, Manifest, SliceRecord, VocabularyRecord, tag_for
+from bert_ds.checkpoint.format import (
+    FP8_STATE,
+    FileRecord,
+    LayoutRecord,
+    Manifest,
+    SliceRecord,
+    VocabularyRecord,
+    tag_for,
+)
 from bert_ds.checkpoint.parameters import parameter_shapes
 from bert_ds.checkpoint.run_config import run_config_as_dict
 from bert_ds.checkpoint.writer import (
@@ -148,7 +156,8 @@ def _remove(save_dir: Path, names: list[str]) -> None:
 def own_slices(
     engine: Any, ctx: ParallelContext, disks: Disks, *, with_moments: bool
 ) -> Iterator[TensorSlice]:
-    """What this rank saves: its fragments, each replica of one by the first rank on this disk that has it."""
+    """What this rank saves: its fragments, each replica of one by the first rank on this disk that has it, and its FP8
+    scaling factors."""
     for fragment in fragments(engine):
         sharding = fragment.sharding
         if ctx.rank != min(set(_holders(fragment, ctx)).intersection(disks.ranks_with(ctx.rank))):
@@ -156,6 +165,9 @@ def own_slices(
         for kind, buffer in saved_buffers(engine, fragment, with_moments=with_moments).items():
             yield TensorSlice(kind, fragment.local.name, sharding.index, sharding.count, fragment.start,
                               fragment.start + fragment.numel, fragment.of(buffer))
+    if engine.module.fp8 is not None:
+        for name, tensor in engine.module.fp8.state().items():
+            yield TensorSlice(FP8_STATE, name, 0, 1, 0, tensor.numel(), tensor.flatten())
 
 
 def _holders(fragment: Fragment, ctx: ParallelContext) -> Iterator[int]:
