@@ -102,7 +102,7 @@ class BertDataset:
             return DataError.of(
                 _SETTING, prefix,
                 f"sample {index} holds the token id {token} but the vocabulary has {self._vocab_size} entries",
-                self._repair_of_unknown(token))
+                _repair_of_unknown(token, self._settings.data, self._vocab_size))
         if status == DAMAGED:
             start, end, _ = self.mapping[index].tolist()
             return DataError.of(
@@ -110,15 +110,9 @@ class BertDataset:
                 f"{prefix}.idx describes it", "copy both files again")
         return AssertionError(f"sample {index} has more than {self._num_predictions} masked tokens")
 
-    def _repair_of_unknown(self, token: int) -> str:
-        repair = "give --vocab-file the vocabulary that the data were preprocessed with"
-        if not self._settings.data.vocab_extra_bos_eos and 0 <= token - self._vocab_size < len(EXTRA_TOKENS):
-            return f"{repair}, or --vocab-extra-bos-eos if Megatron-LM made them with --append-eod"
-        return repair
-
 
 def open_corpora(data: DataConfig, vocabulary: Vocabulary) -> dict[str, IndexedDataset]:
-    """Every corpus that the splits read, by prefix; reads no more than headers and ends.
+    """Every corpus that the splits read, by prefix; reads no more than headers, ends and samples of the tokens.
 
     Raises ConfigError, and DataError with all that is wrong: files that are missing or damaged, corpora that were not
     made with this vocabulary or not with the same one.
@@ -131,7 +125,7 @@ def open_corpora(data: DataConfig, vocabulary: Vocabulary) -> dict[str, IndexedD
                 continue
             try:
                 corpora[prefix] = IndexedDataset(prefix)
-                problems += _vocabulary_problems(prefix, data, vocabulary)
+                problems += _vocabulary_problems(corpora[prefix], data, vocabulary)
             except UserError as error:
                 problems += error.problems
     first = next(iter(corpora.values()), None)
@@ -194,15 +188,28 @@ def _packed(source: _SplitSource) -> PackedDataset:
     return form.build(draw, planned=source.planned, wanted=source.wanted)
 
 
-def _vocabulary_problems(prefix: str, data: DataConfig, vocabulary: Vocabulary) -> list[Problem]:
+def _vocabulary_problems(corpus: IndexedDataset, data: DataConfig, vocabulary: Vocabulary) -> list[Problem]:
+    """Where the corpus does not fit the vocabulary: by its metadata, or else by a sample of its tokens."""
+    prefix = corpus.prefix
     metadata = read_metadata(prefix)
     if metadata is None:
-        return []
+        sampled = corpus.sampled_tokens()
+        unknown = sampled[(sampled < 0) | (sampled >= len(vocabulary))]
+        size = len(vocabulary)
+        return [Problem(_SETTING, prefix, f"holds the token id {token} but the vocabulary has {size} entries",
+                        _repair_of_unknown(int(token), data, size)) for token in unknown[:1]]
     problems = [*metadata.problems(vocabulary, data.vocab_file, data.tokenizer_type)]
     if not problems and metadata.document_end_token == EOS and EOS not in vocabulary.tokens:
         problems.append(Problem("--vocab-extra-bos-eos", False, f"documents of {prefix} end with {EOS}, which the "
                                 "vocabulary lacks", "give the flag"))
     return problems
+
+
+def _repair_of_unknown(token: int, data: DataConfig, vocab_size: int) -> str:
+    repair = "give --vocab-file the vocabulary that the data were preprocessed with"
+    if not data.vocab_extra_bos_eos and 0 <= token - vocab_size < len(EXTRA_TOKENS):
+        return f"{repair}, or --vocab-extra-bos-eos if Megatron-LM made them with --append-eod"
+    return repair
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -248,6 +248,14 @@ class IndexedDataset:
             digest.update(self._index[offset:offset + _FINGERPRINT_BLOCK])
         return digest.hexdigest()
 
+    def sampled_tokens(self, blocks: int = 64, tokens_of_block: int = 4096) -> NDArray[Any]:
+        """Tokens of evenly spread blocks, the end of the file among them; all tokens when there are no more."""
+        count = len(self.tokens)
+        if count <= blocks * tokens_of_block:
+            return self.tokens
+        starts = np.linspace(0, count - tokens_of_block, blocks).astype(np.int64)
+        return np.concatenate([self.tokens[start:start + tokens_of_block] for start in starts])
+
     def verify(self) -> None:
         """Checks every entry of the index (reads all of .idx); raises DataError naming the first that is wrong."""
         sentence = _first_bad_sentence(self.sequence_lengths, self.sequence_pointers, self.dtype.itemsize)

@@ -10,7 +10,7 @@ from bert_ds.config.data import DataConfig
 from bert_ds.data.bert_dataset import BertDataset, Datasets, build_datasets
 from bert_ds.data.blending import BlendedDataset
 from bert_ds.data.dataset_metadata import DatasetMetadata
-from bert_ds.data.indexed_dataset import IndexedDatasetWriter
+from bert_ds.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
 from bert_ds.data.vocabulary import Vocabulary
 from bert_ds.errors import DataError
 from tests.data.reference_samples import random_corpus, word_piece_vocabulary
@@ -99,11 +99,15 @@ def test_blends_have_the_wanted_size(tmp_path: Path, weights: tuple[int, int] | 
     assert (batch.input_ids[blend.order["dataset"][:8].argmax()] == inner.input_ids[0]).all()
 
 
-def test_unusable_data_are_refused(tmp_path: Path) -> None:
+def test_unusable_data_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prefix = write_corpus(str(tmp_path / "a"))
     with pytest.raises(DataError, match="leaves none of the 60 documents"):
         datasets_of(prefix, split="1,0,0", valid=1)
-    with pytest.raises(DataError, match=r"holds the token id 1[0-3]\d but the vocabulary has 100 entries"):
+    with pytest.raises(DataError, match=r"--data-path=.*a: holds the token id 1[0-3]\d but the vocabulary has 100 ent"):
+        datasets_of(prefix, vocabulary=word_piece_vocabulary(100, 0))
+    # A sample of the tokens need not hold one that is unknown.
+    monkeypatch.setattr(IndexedDataset, "sampled_tokens", lambda corpus: corpus.tokens[:0])
+    with pytest.raises(DataError, match=r"sample \d+ holds the token id 1[0-3]\d but the vocabulary has 100 entries"):
         datasets_of(prefix, vocabulary=word_piece_vocabulary(100, 0)).train.build_batch(np.arange(100))
     single = write_corpus(str(tmp_path / "single"), max_sentences=1)
     with pytest.raises(DataError, match="no document can serve"):

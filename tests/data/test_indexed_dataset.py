@@ -54,6 +54,14 @@ def test_reader_gives_back_what_was_written(prefix: str) -> None:
     assert dataset.document_indices.tolist() == [0, 2, 2, 3]
 
 
+def test_sampled_tokens_come_from_the_whole_file(prefix: str, tmp_path: Path) -> None:
+    assert IndexedDataset(prefix).sampled_tokens().tolist() == [1, 2, 3, 4, 5, 6]
+    with IndexedDatasetWriter(str(tmp_path / "long"), np.int32) as writer:
+        writer.add_document(np.arange(10_000), [10_000])
+    sampled = IndexedDataset(str(tmp_path / "long")).sampled_tokens(blocks=5, tokens_of_block=100)
+    assert sampled.tolist() == [start + i for start in (0, 2475, 4950, 7425, 9900) for i in range(100)]
+
+
 def test_many_documents_at_once_give_the_same_files(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     per_document = rng.integers(0, 6, 2000)
