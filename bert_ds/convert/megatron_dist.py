@@ -138,7 +138,8 @@ def _metadata(folder: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, list[
 
 
 def _state(value: Any) -> dict[str, Any]:
-    state = value.state if isinstance(value, Inert) else None
+    """The attributes of an object; none where it has none."""
+    state = value.state or {} if isinstance(value, Inert) else None
     if not isinstance(state, dict):
         raise TypeError(f"{value!r} has no attributes")
     return state
