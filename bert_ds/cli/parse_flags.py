@@ -23,7 +23,7 @@ from bert_ds.cli.flags import (
     Flag,
 )
 from bert_ds.cli.nearest import nearest
-from bert_ds.cli.settings import show
+from bert_ds.cli.settings import show, wrong_type
 from bert_ds.cli.virtual_stages import FLAG as VIRTUAL_STAGES
 from bert_ds.errors import ConfigError, Problem
 
@@ -75,7 +75,9 @@ def parse_flags(argv: Sequence[str]) -> CommandLine:
         try:
             value = _value(flag, written)
         except WrongTypeError as wrong:
-            problems.append(Problem(flag.name, show(written), f"is not {wrong}", f"give {wrong}"))
+            # Where a flag has a unit or an item of its own, the setting's default is not what could stand there.
+            setting = flag.setting if flag.convert is None and flag.item is None else None
+            problems.append(wrong_type(flag.name, show(written), wrong, setting))
         else:
             values[flag.setting].append((flag, value))
     problems += _refused(parsed) + _contradictions(values)
@@ -216,7 +218,7 @@ def _options(parsed: argparse.Namespace) -> tuple[CommandOptions, list[Problem]]
         try:
             numbers[name] = coerce(written, int | None)
         except WrongTypeError as wrong:
-            problems.append(Problem(flag, written, f"is not {wrong}", f"give {wrong}"))
+            problems.append(wrong_type(flag, written, wrong))
     if numbers["world_size"] is not None:
         if not parsed.dry_run:
             problems.append(Problem("--world-size", numbers["world_size"], "is for dry runs; the launcher decides here",

@@ -115,7 +115,11 @@ def test_all_problems_in_one_message() -> None:
     (["--recipe", "tiny", "--initial-loss-scale", "1000"], "is not a power of two"),
     (["--recipe", "tiny", "--global-batch-size", "33"], "Fix: use 32 or 40"),
     (["--recipe", "tiny", "--lr-warmup-iters", "5", "--lr-warmup-fraction", "0.1"], "contradicts"),
-    (["--recipe", "tiny", "--attention-backend", "fast"], "is not one of auto, flash, fused, unfused, local"),
+    (["--recipe", "tiny", "--attention-backend", "fast"], "is not one of auto, flash, fused, unfused, local. Fix: did "
+     "you mean flash."),
+    (["--recipe", "tiny", "--log-interval", "1.5"], "is not a whole number. Fix: correct it, or leave it out for 100."),
+    (["--recipe", "tiny", "--zero-stage", "2"], "--zero-stage=2: is not 0 or 1, the stages that the pipeline engine "
+     "serves. Fix: correct it."),
     (["--recipe", "tiny", "--seq-length", "256"], "set max_position_embeddings to 256"),
     (["--recipe", "tiny", "--split", "half"], "data.split=half"),
     (["--recipe", "tiny", "--pipeline-model-parallel-size", "4"], "does not divide the world size 1"),
