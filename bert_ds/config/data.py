@@ -107,14 +107,30 @@ class DataConfig:
         if self.num_workers < 0:
             yield Problem("data.num_workers", self.num_workers, "is negative", "use 1 or 2")
 
+    def evaluation_problems(self) -> Iterator[Problem]:
+        """What is wrong with these settings in a run that evaluates."""
+        without = "or train without evaluation (--eval-interval none)"
+        if self.has_data_of_splits:
+            if not self.valid_data_path:
+                yield Problem("data.valid_data_path", "none", "validation has no data, while training has its own",
+                              f"give --valid-data-path, {without}")
+            return
+        shares = _shares(self.split)
+        if shares is not None and not sum(shares[1:2]):
+            yield Problem("data.split", self.split, "leaves nothing to validation, and the run evaluates",
+                          f"give it a share, as in 949,50,1, {without}")
+
     def _source_problems(self) -> Iterator[Problem]:
         if not self.data_path and not self.has_data_of_splits:
             yield Problem("data.data_path", "", "names no data", "give the prefix of a .bin/.idx pair")
         if self.has_data_of_splits and not self.train_data_path:
             yield Problem("data.train_data_path", "", "names no data although another split has data of its own",
                           "give it too, or give data_path alone")
-        if not _is_split(self.split):
+        shares = _shares(self.split)
+        if shares is None:
             yield Problem("data.split", self.split, "is not up to three shares separated by commas", "use 949,50,1")
+        elif not self.has_data_of_splits and not shares[0]:
+            yield Problem("data.split", self.split, "leaves nothing to train on", "use 949,50,1")
         if self.tokenizer_type not in TOKENIZER_TYPES:
             yield Problem("data.tokenizer_type", self.tokenizer_type, "is not a known choice",
                           f"use one of {', '.join(TOKENIZER_TYPES)}")
@@ -146,10 +162,10 @@ class DataConfig:
                                   "choose one of the two")
 
 
-def _is_split(text: str) -> bool:
-    """Whether `text` gives one to three shares, none negative, of which one is positive."""
+def _shares(split: str) -> list[float] | None:
+    """The one to three shares of `split`; None where it is no such list, one is negative, or none is positive."""
     try:
-        shares = [float(share) for share in text.split(",")]
+        shares = [float(share) for share in split.split(",")]
     except ValueError:
-        return False
-    return len(shares) <= 3 and min(shares) >= 0 < sum(shares) < math.inf
+        return None
+    return shares if len(shares) <= 3 and min(shares) >= 0 < sum(shares) < math.inf else None
