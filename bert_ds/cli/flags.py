@@ -199,6 +199,7 @@ OUTPUT_FLAGS = (
     Flag(name="--keep-every", setting="output.keep_every"),
     Flag(name="--no-async-save", setting="output.async_save", constant=False,
          help="Let training wait while a checkpoint is written, instead of writing it from a copy in host memory."),
+    Flag(name="--export-hf-interval", setting="output.export_hf_interval"),
     Flag(name="--tensorboard-dir", setting="output.tensorboard_dir"),
     Flag(name="--log-interval", setting="output.log_interval"),
 )

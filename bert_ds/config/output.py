@@ -40,6 +40,9 @@ class OutputConfig:
     """Keep the checkpoints of iterations that this number divides as well, for good."""
     async_save: bool = True
     """Write checkpoints while training goes on, from a copy in host memory; training waits where there is no room."""
+    export_hf_interval: int | None = None
+    """Iterations between exports to Hugging Face's format, SAVE/hf_iter_N, each of a checkpoint and without a wait: a
+    multiple of save_interval. None exports nothing."""
     tensorboard_dir: str | None = None
     """Folder of the TensorBoard events and of metrics.jsonl; None writes neither."""
     log_interval: int = 100
@@ -53,10 +56,15 @@ class OutputConfig:
         if self.keep_every is not None and self.keep_last is None:
             yield Problem("output.keep_every", self.keep_every, "changes nothing, since all checkpoints are kept",
                           "set output.keep_last as well")
-        for name in ("save_interval", "log_interval", "keep_last", "keep_every"):
+        for name in ("save_interval", "log_interval", "keep_last", "keep_every", "export_hf_interval"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 yield Problem(f"output.{name}", value, "must be at least 1", "give a positive number")
+        exports, saves = self.export_hf_interval, self.save_interval
+        if exports is not None and (not saves or exports % saves):
+            yield Problem("output.export_hf_interval", exports,
+                          f"is no multiple of output.save_interval={saves}, and checkpoints are what is "
+                          "exported", "choose a multiple of --save-interval")
 
     def _load_problems(self) -> Iterator[Problem]:
         if self.load is None:

@@ -58,8 +58,12 @@ class RunConfig:
         """All problems of this run on `world_size` ranks."""
         yield from self.model.problems()
         yield from self.data.problems()
+        if self.schedule.eval_interval and self.schedule.eval_iters:
+            yield from self.data.evaluation_problems()
         yield from self.schedule.problems(self.engine.lr)
         yield from self.output.problems()
+        if self.output.export_hf_interval is not None:
+            yield from self.model.export_problems()
         layout = list(self.parallel.problems(self.model, world_size))
         yield from layout
         yield from self._accumulation_problems()

@@ -21,6 +21,7 @@ from bert_ds.data.bert_dataset import open_corpora
 from bert_ds.data.run_datasets import datasets_of_run
 from bert_ds.data.sample_order import planned_samples
 from bert_ds.data.vocabulary import Vocabulary
+from bert_ds.errors import EXIT_DONE
 from bert_ds.model.loss import LossSums
 from bert_ds.parallel.context import ParallelContext, build_context
 from bert_ds.training.coordination import Coordinator
@@ -28,6 +29,7 @@ from bert_ds.training.disks import Disks, find_disks
 from bert_ds.training.engine import build_engine, build_pipeline
 from bert_ds.training.launch import choose_device, join_process_group
 from bert_ds.training.metrics import Reporter
+from bert_ds.training.periodic_export import PeriodicExport
 from bert_ds.training.resume import find_starting_point, load_checkpoint, tell_what_differs
 from bert_ds.training.save_lock import save_lock
 from bert_ds.training.saver import Saver
@@ -112,11 +114,21 @@ def _train(
     state = load_checkpoint(start, ctx, coordinator, engine) if start else TrainingState()
     reporter = _reporter(run, ctx)
     _introduce(run, ctx)
+    exports = _exports(run)
     with ExitStack() as stack:
         stack.callback(reporter.close)
-        saver = stack.enter_context(Saver(run, ctx, coordinator, engine, vocabulary, disks)) if disks else None
-        return train(Job(run, ctx, engine, sums, datasets, reporter, saver,
+        saver = stack.enter_context(Saver(run, ctx, coordinator, engine, vocabulary, disks,
+                                          exports.after_save if exports else None)) if disks else None
+        code = train(Job(run, ctx, engine, sums, datasets, reporter, saver,
                          place.launcher in LAUNCHERS_THAT_STAY, train_samples), state)
+    if exports and code == EXIT_DONE:  # a run that was told to stop has no time to wait
+        exports.finish()
+    return code
+
+
+def _exports(run: RunConfig) -> PeriodicExport | None:
+    save, every = run.output.save, run.output.export_hf_interval
+    return PeriodicExport(Path(save), every) if save and every else None
 
 
 def _with_order_kept(run: RunConfig, saved: Manifest | None) -> RunConfig:

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -43,12 +43,17 @@ class Saver:
 
     def __init__(
         self, run: RunConfig, ctx: ParallelContext, coordinator: Coordinator, engine: Any, vocabulary: Vocabulary,
-        disks: Disks,
+        disks: Disks, after_save: Callable[[int], None] | None = None,
     ) -> None:
         """
+        Args:
+            run, ctx, coordinator, engine, vocabulary, disks: the run on this rank.
+            after_save: called on rank 0 with the iteration of a checkpoint that is complete, by the thread that writes.
+
         Raises:
             CheckpointError: the disk has no room for one checkpoint, or refuses.
         """
+        self._after_save = after_save
         self._run, self._ctx, self._engine = run, ctx, engine
         self._ranks = coordinator.beside("save")
         own = sum(4 * (piece.stop - piece.start) for piece in self._slices(disks))
@@ -156,6 +161,8 @@ class Saver:
             log.info("saved checkpoint %s (%s in %.1f s, %.2f GB/s; training waited %.2f s)",
                      self._target.folder / self._tag, size_text(size), seconds, size / 1e9 / max(seconds, 1e-9),
                      seconds if waited is None else waited)
+            if self._after_save is not None and self._ctx.rank == 0:
+                self._after_save(manifest.step)
 
 
 class HostCopy:
