@@ -20,6 +20,8 @@ from bert_ds.parallel.sharding import sharding_of
 
 LARGE = ModelConfig(num_layers=24, hidden_size=1024, num_attention_heads=16)
 FOUR_B = ModelConfig(num_layers=48, hidden_size=2560, num_attention_heads=32)
+OPTIONS = ModelConfig(num_layers=24, hidden_size=1024, num_attention_heads=24, kv_channels=128, ffn_hidden_size=3072,
+                      position_embedding_type="rope", untie_embeddings_and_output_weights=True)
 TWENTY_B = ModelConfig(num_layers=48, hidden_size=6144, num_attention_heads=96)
 
 
@@ -42,6 +44,7 @@ def stage_of(model: ModelConfig, parallel: ParallelConfig, pp_rank: int, tp_rank
 @pytest.mark.parametrize(("model", "tp", "pp"), [
     pytest.param(LARGE, 8, 16, id="340m on 128 ranks"), pytest.param(FOUR_B, 1, 1, id="4b"),
     pytest.param(FOUR_B, 2, 4, id="4b tp2 pp4"), pytest.param(TWENTY_B, 4, 4, id="20b on 16 ranks"),
+    pytest.param(OPTIONS, 8, 16, id="rope, untied, wide heads"),
     pytest.param(TWENTY_B, 8, 16, id="20b on 1,024 ranks, data parallel 8")])
 def test_all_ranks_together_are_the_model(model: ModelConfig, tp: int, pp: int) -> None:
     parallel = ParallelConfig(tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp)
@@ -62,6 +65,8 @@ def test_all_ranks_together_are_the_model(model: ModelConfig, tp: int, pp: int) 
 
 @pytest.mark.parametrize(("arguments", "ranks"), [
     (["--recipe", "340m", "--tensor-model-parallel-size", "8", "--pipeline-model-parallel-size", "16"], 128),
+    (["--recipe", "340m", "--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "4", "--kv-channels",
+      "128", "--position-embedding-type", "rope", "--untie-embeddings-and-output-weights"], 8),
     (["--recipe", "20b"], 16), (["--recipe", "4b"], 8)])
 def test_the_predicted_parameters_of_every_stage_are_there(arguments: list[str], ranks: int) -> None:
     run = resolve_run([*arguments, "--dry-run", "--world-size", str(ranks)], world_size=1).config

@@ -1,4 +1,4 @@
-"""Options of the model: what each computes, counts, keeps for the backward pass, and what can be said of it elsewhere."""
+"""Options of the model: what each computes, counts and keeps for the backward pass, and where it can go."""
 
 from __future__ import annotations
 

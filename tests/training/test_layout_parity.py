@@ -20,6 +20,10 @@ from bert_ds.checkpoint.reader import Checkpoint, find_latest
 DROPOUT = {"dropout": 0.1, "backend": "local"}
 """Dropout that follows an element's place, whatever the layout; kernels of libraries draw from a rank's generator."""
 
+DUALPIPEV = {"schedule": "dualpipev"}
+ROPE = {"position_embedding_type": "rope"}
+UNTIED = {"untie_embeddings_and_output_weights": True}
+
 EIGHT_RANKS = [
     Case(tp=1, pp=1, micro_batch=2, **DROPOUT),
     Case(tp=1, pp=2, micro_batch=2, **DROPOUT),
@@ -31,8 +35,11 @@ EIGHT_RANKS = [
     Case(tp=4, pp=2, micro_batch=1, recompute=2),
     Case(tp=8, pp=1, micro_batch=8),
     Case(tp=4, pp=2, micro_batch=2, sequence_parallel=True, recompute=2, **DROPOUT),
+    Case(tp=2, pp=2, micro_batch=2, sequence_parallel=True, recompute=1, **DUALPIPEV, **DROPOUT),
+    Case(tp=1, pp=4, micro_batch=1, layers=9, **DUALPIPEV),
 ]
-"""All products of tensor and pipeline sizes on 8 ranks that 5 layers allow; the rest is data parallel."""
+"""All products of tensor and pipeline sizes on 8 ranks that 5 layers allow, and two that hold two stages a rank; the
+rest is data parallel."""
 
 SIXTEEN_RANKS = [
     Case(tp=2, pp=4, micro_batch=2, recompute=1, **DROPOUT),
@@ -55,6 +62,17 @@ TWO_RANKS = [
     Case(tp=2, packed=True),
     Case(pp=2, packed=True, normalization="micro_batch", micro_batch=4),
     Case(packed=True, micro_batch=1, **DROPOUT),
+    Case(tp=2, model={**ROPE, **UNTIED, "kv_channels": 6}),
+    Case(tp=2, sequence_parallel=True, packed=True, binary_head=False, model={**ROPE, "rotary_percent": 0.5},
+         **DROPOUT),
+    Case(pp=2, packed=True, micro_batch=4, model={**ROPE, **UNTIED}),
+    Case(pp=2, norm="post", model={"kv_channels": 6, "ffn_hidden_size": 48, "recompute_granularity": "selective"},
+         **DROPOUT),
+    Case(pp=2, recompute=2, model={**UNTIED, "recompute_method": "block"}, micro_batch=4, **DROPOUT),
+    Case(pp=2, micro_batch=4, **DUALPIPEV),
+    Case(pp=2, micro_batch=1, packed=True, norm="post", normalization="micro_batch", recompute=2, **DUALPIPEV,
+         **DROPOUT),
+    Case(pp=2, micro_batch=2, binary_head=False, clipping=0.0, model={**ROPE, **UNTIED}, **DUALPIPEV),
 ]
 
 
