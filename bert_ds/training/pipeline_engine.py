@@ -22,6 +22,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
 
 from bert_ds.parallel.sharding import has_partial_gradient
+from bert_ds.training.flat_optimizer import FlatZeroOptimizer
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class BertPipelineEngine(PipelineEngine):
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
+        if FlatZeroOptimizer.serves(self.optimizer):
+            FlatZeroOptimizer.take_over(self.optimizer)
         self.tied_weights = [
             TiedWeight(getattr(comm["module"], attribute), min(comm["ranks"]), comm["group"],
                        self.global_rank != min(comm["ranks"]))
