@@ -166,7 +166,7 @@ class Coordinator:
 
     def _exchange(self, store: dist.Store, what: str, own: str, wanted: bool) -> list[str]:
         self._calls += 1
-        call = f"bert_ds/{self._channel}/{self._calls}/{what}"
+        call = f"bert_ds/{self._channel}/{self._calls}"
         keys, together = [f"{call}/{rank}" for rank in range(self.world_size)], f"{call}/all"
         store.set(keys[self.rank], own)
         if self.rank == 0:
