@@ -106,6 +106,13 @@ def test_folders_that_cannot_be_are_told_before_anything_starts(folder: Path) ->
     assert not (folder / "new").exists()
 
 
+@pytest.mark.parametrize("flags", [["--split", "100,0,0"], ["--train-data-path", "a"]])
+def test_data_without_validation_are_told_unless_evaluation_is_off(folder: Path, flags: list[str]) -> None:
+    with pytest.raises(ConfigError, match="validation"):
+        dry("--recipe", "tiny", *flags)
+    assert "Dry run of tiny" in dry("--recipe", "tiny", *flags, "--eval-interval", "none")
+
+
 def test_a_setting_may_be_switched_off(folder: Path) -> None:
     run = resolve_run(["--recipe", "tiny", "--eval-interval", "none", "--tensorboard-dir", "None"], world_size=1).config
     assert run.schedule.eval_interval is None

@@ -122,6 +122,10 @@ def test_all_problems_in_one_message() -> None:
      "serves. Fix: correct it."),
     (["--recipe", "tiny", "--seq-length", "256"], "set max_position_embeddings to 256"),
     (["--recipe", "tiny", "--split", "half"], "data.split=half"),
+    (["--recipe", "tiny", "--split", "100,0,0"], "data.split=100,0,0: leaves nothing to validation, and the run "
+     "evaluates. Fix: give it a share, as in 949,50,1, or train without evaluation (--eval-interval none)."),
+    (["--recipe", "tiny", "--split", "0,1", "--eval-interval", "none"], "data.split=0,1: leaves nothing to train on"),
+    (["--recipe", "tiny", "--train-data-path", "a"], "data.valid_data_path=none: validation has no data"),
     (["--recipe", "tiny", "--pipeline-model-parallel-size", "4"], "does not divide the world size 1"),
     (["--num-layers", "2"], "model.hidden_size=none: is not set and has no default"),
 ])
