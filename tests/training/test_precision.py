@@ -34,7 +34,9 @@ def overflow_on_one_rank(case: Case) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("case", [Case(pp=2, precision="fp16"), Case(tp=2, precision="fp16"),
-                                  Case(micro_batch=8, precision="fp16")], ids=["pp2", "tp2", "dp2"])
+                                  Case(micro_batch=8, precision="fp16"),
+                                  Case(pp=2, precision="fp16", schedule="dualpipev")],
+                         ids=["pp2", "tp2", "dp2", "dualpipev"])
 def test_overflow_on_one_rank_skips_the_step_on_all(case: Case) -> None:
     for rank, found in enumerate(run_ranks(overflow_on_one_rank, 2, case)):
         # Hysteresis 2: the first overflow is free, every further one halves the scale.
@@ -45,7 +47,8 @@ def test_overflow_on_one_rank_skips_the_step_on_all(case: Case) -> None:
 
 
 def test_bf16_and_fp16_follow_fp32() -> None:
-    cases = [Case(pp=2, precision="bf16"), Case(tp=2, precision="bf16"), Case(pp=2, precision="fp16")]
+    cases = [Case(pp=2, precision="bf16"), Case(tp=2, precision="bf16"), Case(pp=2, precision="fp16"),
+             Case(pp=2, precision="bf16", schedule="dualpipev"), Case(pp=2, precision="fp16", schedule="dualpipev")]
     wanted = torch.tensor(reference(Case())[0].losses)
     for results in run_ranks(losses_of, 2, cases):
         for case, losses in zip(cases, results, strict=True):
