@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -66,7 +67,7 @@ def test_auto_takes_the_first_that_serves_and_says_why_others_do_not(caplog: pyt
     ("flash", {"rows": "full", "device_type": "cpu"}, "no dropout on a CPU"),
 ])
 def test_a_choice_that_cannot_be_honoured_stops_with_its_reason(
-    name: str, change: dict[str, object], reason: str
+    name: str, change: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"model.attention_backend={name}: .*{reason}.* use .*auto"):
         choose_attention(name, dataclasses.replace(GPU, **change))
