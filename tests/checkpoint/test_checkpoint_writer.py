@@ -14,7 +14,7 @@ from killed import deaths, without_waiting_for_the_disk
 from safetensors.torch import load_file
 
 from bert_ds.checkpoint import files
-from bert_ds.checkpoint.format import Manifest, SliceRecord, step_of, tag_for
+from bert_ds.checkpoint.format import WEIGHT, Manifest, SliceRecord, step_of, tag_for
 from bert_ds.checkpoint.reader import Checkpoint, find_latest
 from bert_ds.checkpoint.tensor_file import TensorSpec, write_tensor_file
 from bert_ds.checkpoint.writer import TensorSlice, commit, prepare_folder, write_rank_file
@@ -31,22 +31,23 @@ def test_killed_at_any_point_strands_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, keep_last: int | None
 ) -> None:
     without_waiting_for_the_disk(monkeypatch)
-    save(tmp_path / "before", CONFIG, OLD, step=100, layout=Layout(tp=2))
+    old, new = (random_tensors(CONFIG, seed=seed, kinds=(WEIGHT,)) for seed in (1, 2))
+    save(tmp_path / "before", CONFIG, old, step=100, layout=Layout(tp=2))
     root, seen = tmp_path / "root", []
 
     def prepare(point: int) -> None:
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(tmp_path / "before", root)
 
-    for _, finished in deaths(lambda: save(root, CONFIG, NEW, step=step, layout=Layout(tp=2), keep_last=keep_last),
+    for _, finished in deaths(lambda: save(root, CONFIG, new, step=step, layout=Layout(tp=2), keep_last=keep_last),
                               prepare):
         folder = find_latest(root, verify_hashes=True)
         assert folder is not None
         weight = Checkpoint.open(folder).read_full("weight", "output_layer.bias")
-        seen.append(torch.equal(weight, NEW["weight/output_layer.bias"]))
-        assert seen[-1] or torch.equal(weight, OLD["weight/output_layer.bias"])
+        seen.append(torch.equal(weight, new["weight/output_layer.bias"]))
+        assert seen[-1] or torch.equal(weight, old["weight/output_layer.bias"])
         assert seen[-1] or not finished
-        save(root, CONFIG, NEW, step=300, layout=Layout(dp=2), keep_last=1)
+        save(root, CONFIG, new, step=300, layout=Layout(dp=2), keep_last=1)
         assert {path.name for path in root.iterdir()} == {"iter_0000300", "latest", "vocabulary-of-the-run.txt"}
     assert seen == sorted(seen), "once the next checkpoint is there, it stays"
     assert set(seen) == {True, False}
