@@ -29,6 +29,7 @@ from bert_ds.cli.command_parser import CommandParser
 from bert_ds.convert.exported_model import open_export
 from bert_ds.convert.hf_model import CONFIG_FILE
 from bert_ds.convert.output_folder import check_output, output_folder
+from bert_ds.data.atomic_file import atomic_text_file
 from bert_ds.errors import EXIT_DONE, ConfigError, Problem, raise_if_any, run_command
 from finetuning.progress import Progress
 from finetuning.squad_files import Question, read_questions
@@ -76,15 +77,15 @@ def _run(argv: Sequence[str] | None) -> int:
     lengths = _window_settings(options, int(model.config.max_position_embeddings))
     model.to(settings.device)
     if train_questions:
-        _train(model, tokenizer, cut_windows(tokenizer, train_questions, lengths), settings, options.seed)
-    answers = answer(model, tokenizer, questions, cut_windows(tokenizer, questions, lengths), settings, options,
-                     version_2=version_2)
+        _train(model, tokenizer, cut_windows(tokenizer, train_questions, lengths), settings, options)
+    else:
+        _save(model, tokenizer, options, force=options.force)
+    windows = cut_windows(tokenizer, questions, lengths)
+    print(f"{len(questions):,} questions to answer in {len(windows):,} windows", flush=True)
+    answers = answer(model, tokenizer, questions, windows, settings, options, version_2=version_2)
     found = score_answers(questions, {question: answered.prediction for question, answered in answers.items()},
                           version_2=version_2)
-    with output_folder(options.out, source=options.model, force=options.force, marker=CONFIG_FILE) as folder:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        _write_answers(folder, answers, found, options, version_2=version_2)
+    _write_answers(answers, found, options, version_2=version_2)
     print(describe(found))
     return EXIT_DONE
 
@@ -133,12 +134,22 @@ def describe(found: Mapping[str, AnswerScores]) -> str:
     return "\n".join(lines)
 
 
-def _train(model: Any, tokenizer: Any, windows: Sequence[Window], settings: TrainingSettings, seed: int) -> None:
+def _train(model: Any, tokenizer: Any, windows: Sequence[Window], settings: TrainingSettings,
+           options: argparse.Namespace) -> None:
+    """Trains, and saves after each epoch."""
     print(f"{len({window.question for window in windows}):,} questions to train in {len(windows):,} windows; "
           f"{settings.precision} on {settings.device}", flush=True)
     progress = Progress("training", rows=len(windows), epochs=settings.epochs)
-    for epoch in train(model, tokenizer, [window.row for window in windows], settings, seed=seed, progress=progress):
+    rows = [window.row for window in windows]
+    for epoch in train(model, tokenizer, rows, settings, seed=options.seed, progress=progress):
         print(f"epoch {epoch}/{settings.epochs} done | loss {progress.mean_loss_of_epoch():.4f}", flush=True)
+        _save(model, tokenizer, options, force=options.force or epoch > 1)
+
+
+def _save(model: Any, tokenizer: Any, options: argparse.Namespace, *, force: bool) -> None:
+    with output_folder(options.out, source=options.model, force=force, marker=CONFIG_FILE) as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
 
 def _window_settings(options: argparse.Namespace, positions: int) -> WindowSettings:
@@ -148,7 +159,7 @@ def _window_settings(options: argparse.Namespace, positions: int) -> WindowSetti
     return settings
 
 
-def _write_answers(folder: Path, answers: Mapping[str, AnsweredQuestion], found: Mapping[str, AnswerScores],
+def _write_answers(answers: Mapping[str, AnsweredQuestion], found: Mapping[str, AnswerScores],
                    options: argparse.Namespace, *, version_2: bool) -> None:
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
     content: dict[str, Any] = {
@@ -159,7 +170,8 @@ def _write_answers(folder: Path, answers: Mapping[str, AnsweredQuestion], found:
     if version_2:
         content["null_odds.json"] = {question: answered.null_odds for question, answered in answers.items()}
     for name, values in content.items():
-        (folder / name).write_text(json.dumps(values, indent=2, ensure_ascii=False), encoding="utf-8")
+        with atomic_text_file(options.out / name) as file:
+            json.dump(values, file, indent=2, ensure_ascii=False)
 
 
 def _with_probabilities(candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
