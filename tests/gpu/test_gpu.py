@@ -11,13 +11,17 @@ import pytest
 import torch
 from launched import launch, make_data, outputs, records, tensor_hashes
 
+from bert_ds.compat import transformer_engine_version
+
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+NEEDS_TE = pytest.mark.skipif(transformer_engine_version() is None, reason="Transformer Engine is not installed")
+FP8 = pytest.param("--bf16 --transformer-impl transformer_engine --fp8-format hybrid", id="fp8", marks=NEEDS_TE)
 
 
-@pytest.mark.parametrize("precision", ["--fp16", "--bf16", "--fp32"])
+@pytest.mark.parametrize("precision", ["--fp16", "--bf16", "--fp32", FP8])
 def test_resume_repeats_the_run_to_the_bit(precision: str, tmp_path: Path) -> None:
     data = make_data(tmp_path)
-    run = [*data, precision, "--deterministic-mode", "--train-iters", "12", "--hidden-dropout", "0.1",
+    run = [*data, *precision.split(), "--deterministic-mode", "--train-iters", "12", "--hidden-dropout", "0.1",
            "--attention-dropout", "0.1", "--hidden-size", "256"]
     straight = launch(1, [*run, *outputs(tmp_path / "straight")], tmp_path, gpu=True)
     assert straight.returncode == 0, straight.stdout + straight.stderr

@@ -175,14 +175,18 @@ class EngineRun:
 
     started = 0
 
-    def __init__(self, case: Case, folder: Path | None = None) -> None:
+    def __init__(
+        self, case: Case, folder: Path | None = None, *, device: torch.device = torch.device("cpu"), **model: Any
+    ) -> None:
+        """`model` changes settings of the case's model."""
         from bert_ds.training.coordination import Coordinator  # noqa: PLC0415
         from bert_ds.training.engine import build_engine, build_pipeline  # noqa: PLC0415
         from bert_ds.training.state import TrainingState  # noqa: PLC0415
 
         self.case = case
-        self.run = run_config(case, str(folder) if folder else None)
-        self.ctx = build_context(tp_size=case.tp, pp_size=case.pp, device=torch.device("cpu"),
+        run = run_config(case, str(folder) if folder else None)
+        self.run = replace(run, model=replace(run.model, **model))
+        self.ctx = build_context(tp_size=case.tp, pp_size=case.pp, device=device,
                                  timeout=timedelta(seconds=60), sequence_parallel=case.sequence_parallel,
                                  dualpipev=self.run.parallel.is_dualpipev)
         # Runs share one store; each has keys of its own in it.
