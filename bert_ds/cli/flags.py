@@ -200,6 +200,7 @@ OUTPUT_FLAGS = (
     Flag(name="--no-async-save", setting="output.async_save", constant=False,
          help="Let training wait while a checkpoint is written, instead of writing it from a copy in host memory."),
     Flag(name="--export-hf-interval", setting="output.export_hf_interval"),
+    Flag(name="--save-deepspeed", setting="output.save_deepspeed"),
     Flag(name="--tensorboard-dir", setting="output.tensorboard_dir"),
     Flag(name="--log-interval", setting="output.log_interval"),
 )

@@ -43,6 +43,9 @@ class OutputConfig:
     export_hf_interval: int | None = None
     """Iterations between exports to Hugging Face's format, SAVE/hf_iter_N, each of a checkpoint and without a wait: a
     multiple of save_interval. None exports nothing."""
+    save_deepspeed: str | None = None
+    """Folder for DeepSpeed's own checkpoint of the run's last state, for DeepSpeed's tools; it may not hold anything
+    yet. None writes none."""
     tensorboard_dir: str | None = None
     """Folder of the TensorBoard events and of metrics.jsonl; None writes neither."""
     log_interval: int = 100

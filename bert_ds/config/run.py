@@ -58,12 +58,14 @@ class RunConfig:
         """All problems of this run on `world_size` ranks."""
         yield from self.model.problems()
         yield from self.data.problems()
-        if self.schedule.eval_interval and self.schedule.eval_iters:
+        if self.schedule.eval_interval is not None:
             yield from self.data.evaluation_problems()
         yield from self.schedule.problems(self.engine.lr)
         yield from self.output.problems()
         if self.output.export_hf_interval is not None:
             yield from self.model.export_problems()
+        if self.output.save_deepspeed is not None:
+            yield from self._deepspeed_problems()
         layout = list(self.parallel.problems(self.model, world_size))
         yield from layout
         yield from self._accumulation_problems()
@@ -81,6 +83,15 @@ class RunConfig:
             if self.schedule.eval_interval is not None:
                 yield from self._evaluation_problems(copies)
         yield from fp8_problems(self.model, self.parallel, self.engine, self._tokens_of_micro_batches())
+
+    def _deepspeed_problems(self) -> Iterator[Problem]:
+        """Runs whose files DeepSpeed's own converter does not read."""
+        if self.engine.zero_stage != 1:
+            yield Problem("output.save_deepspeed", self.output.save_deepspeed, "needs ZeRO's files, and "
+                          f"zero_optimization.stage is {self.engine.zero_stage}", "use stage 1")
+        if self.parallel.is_dualpipev:
+            yield Problem("output.save_deepspeed", self.output.save_deepspeed, "does not know the stages of DualPipeV",
+                          "use --pipeline-schedule 1f1b for the run that writes it")
 
     def _tokens_of_micro_batches(self) -> dict[str, int]:
         """In training and, where it is another number, in evaluation, by the settings that decide."""

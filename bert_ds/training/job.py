@@ -25,6 +25,7 @@ from bert_ds.errors import EXIT_DONE
 from bert_ds.model.loss import LossSums
 from bert_ds.parallel.context import ParallelContext, build_context
 from bert_ds.training.coordination import Coordinator
+from bert_ds.training.deepspeed_layout import check_folder, save_deepspeed_layout
 from bert_ds.training.disks import Disks, find_disks
 from bert_ds.training.engine import build_engine, build_pipeline
 from bert_ds.training.launch import choose_device, join_process_group
@@ -99,6 +100,8 @@ def _train(
     run: RunConfig, ctx: ParallelContext, coordinator: Coordinator, place: ProcessPlace, vocabulary: Vocabulary,
     disks: Disks | None,
 ) -> int:
+    if deepspeeds := run.output.save_deepspeed:
+        coordinator.on_leader(f"looking at {deepspeeds}", lambda: check_folder(Path(deepspeeds)), leader=ctx.rank == 0)
     start = find_starting_point(run, ctx, coordinator, vocabulary)
     if start is not None:
         tell_what_differs(start, run, ctx)
@@ -121,8 +124,11 @@ def _train(
                                           exports.after_save if exports else None)) if disks else None
         code = train(Job(run, ctx, engine, sums, datasets, reporter, saver,
                          place.launcher in LAUNCHERS_THAT_STAY, train_samples), state)
-    if exports and code == EXIT_DONE:  # a run that was told to stop has no time to wait
-        exports.finish()
+    if code == EXIT_DONE:  # a run that was told to stop has no time for either
+        if exports:
+            exports.finish()
+        if run.output.save_deepspeed:
+            save_deepspeed_layout(run, ctx, coordinator, engine, vocabulary)
     return code
 
 

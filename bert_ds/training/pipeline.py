@@ -76,9 +76,9 @@ class BertPipeline(PipelineModule):
         bounds: Sequence[tuple[int, int]], seed: int, recompute_every: int,
     ) -> None:
         self._config, self._ctx, self._seed, self._bounds = config, ctx, seed, bounds
-        self._layer_defs = bert_layers(config, ctx, compute)
+        self.layer_defs = bert_layers(config, ctx, compute)
         super().__init__(
-            layers=[_spec(layer) for layer in self._layer_defs],
+            layers=[_spec(layer) for layer in self.layer_defs],
             topology=PipeModelDataParallelTopology(num_pp=ctx.pp_size, num_mp=ctx.tp_size, num_dp=ctx.dp_size),
             loss_fn=loss,
         )
@@ -116,7 +116,7 @@ class BertPipeline(PipelineModule):
         """Every parameter of this rank once, in the order of the layers."""
         seen: set[int] = set()
         for index in (index for stage in self._stages() for index in stage.layers):
-            layer = self._layer_defs[index]
+            layer = self.layer_defs[index]
             module = self.tied_modules[layer.tied_key] if layer.tied_key else getattr(self, str(index))
             for name, parameter in module.named_parameters():
                 if id(parameter) not in seen:
@@ -126,7 +126,7 @@ class BertPipeline(PipelineModule):
     def _partition_layers(self, method: str = "uniform") -> None:
         """Cuts between transformer layers only, at the given bounds; embeddings ride with the first stage, heads with
         the last. Overrides DeepSpeed's choice of methods, none of which knows the head's cost."""
-        first_layer, last_stop = 2, len(self._layer_defs)
+        first_layer, last_stop = 2, len(self.layer_defs)
         self.parts = [0, *(first_layer + stop for _, stop in self._bounds[:-1]), last_stop]
         self._set_bounds(start=self.parts[self.stage_id], stop=self.parts[self.stage_id + 1])
 
