@@ -90,6 +90,9 @@ def _enter(
         results.put((rank, function(*args), None))
     except BaseException:  # noqa: BLE001 - whatever it was, the test has to show it
         results.put((rank, None, traceback.format_exc()))
+    if rank == 0:
+        # It keeps the store, which others may be reading from; all are killed as soon as the last has reported.
+        time.sleep(_OTHERS_S)
 
 
 def _free_port() -> int:
