@@ -21,7 +21,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.set_defaults(run=_run)
     parser.add_argument("folder", type=Path, metavar="FOLDER",
                         help="what Megatron's --save named (then its latest), or an iter_... folder in it")
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder to make, for --load OUT --finetune")
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder to make, for --load OUT --finetune --use-checkpoint-args")
     parser.add_argument("--vocab-file", type=Path, required=True, metavar="PATH", help="the run's vocabulary")
     parser.add_argument("--tokenizer-type", choices=TOKENIZER_TYPES, help="default: the checkpoint's")
     parser.add_argument("--vocab-extra-bos-eos", action="store_true",
@@ -54,6 +54,6 @@ def _summary(report: MegatronImportReport) -> str:
         f"       to {report.out}: {', '.join(parts)}",
         "Weights only: Megatron's optimizer state and place in the data stay behind.",
         "",
-        "Go on training with the same model settings and:",
-        f"    --load {report.out} --finetune",
+        "Go on training with:",
+        f"    --load {report.out} --finetune --use-checkpoint-args",
     ])

@@ -48,5 +48,6 @@ def _summary(report: MegatronExportReport, options: MegatronExportOptions) -> st
         "",
         "Load it with Megatron-LM's pretrain_bert.py:",
         f"    --load {report.out} --use-checkpoint-args --no-load-optim --no-load-rng --ckpt-format torch{spec} "
-        f"--norm-epsilon {model.layernorm_epsilon}{fusion}{head}",
+        f"--norm-epsilon {model.layernorm_epsilon}{fusion}{head} --tensor-model-parallel-size "
+        f"{options.tensor_parallel} --pipeline-model-parallel-size {options.pipeline_parallel}",
     ])
