@@ -253,8 +253,9 @@ class EngineRun:
         self.state = load_checkpoint(start, self.ctx, self.coordinator, self.engine)
 
     def close(self) -> None:
-        """Takes DeepSpeed's hooks off."""
+        """Takes DeepSpeed's hooks off; rank 0, which keeps the store, leaves last."""
         self.engine.destroy()
+        self.coordinator.leave("the end of the case")
 
 
 def _with_vocabulary(run: RunConfig, vocab_file: Path) -> RunConfig:

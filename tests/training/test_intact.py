@@ -205,7 +205,7 @@ def test_disks_of_their_own(tmp_path: Path) -> None:
     for errors, message in (
         (find(tmp_path, ("second", "first")), "the part of rank 0 was saved on the disk of"),
         (find(tmp_path, TWO_DISKS, Layout(dp=2)), "can only be resumed in the layout that saved it"),
-        (find(tmp_path, ONE_DISK[:1] + ("second",)), "is not the same on the disks"),
+        (find(tmp_path, (*ONE_DISK[:1], "second")), "is not the same on the disks"),
     ):
         for error in errors:
             assert isinstance(error, CheckpointError), message
