@@ -108,13 +108,24 @@ def test_a_checkpoint_of_another_model_is_refused(data: list[str], tmp_path: Pat
     assert tensor_hashes(tmp_path) == before
 
 
-def test_a_resumed_run_may_change_its_batch_size(data: list[str], tmp_path: Path) -> None:
-    code, text, _ = pretrain([*data, *outputs(tmp_path), "--train-iters", "8", "--exit-interval", "4"], tmp_path)
+def test_a_resumed_run_may_change_its_batch_size_and_length(data: list[str], tmp_path: Path) -> None:
+    run = [*data, *outputs(tmp_path), "--eval-interval", "none"]
+    code, text, _ = pretrain([*run, "--train-iters", "8", "--exit-interval", "4"], tmp_path)
     assert code == 0, text
-    code, text, _ = pretrain([*data, *outputs(tmp_path), "--train-iters", "8", "--global-batch-size", "48"], tmp_path)
+    assert "differs" not in text
+    code, text, _ = pretrain([*run, "--train-iters", "8", "--global-batch-size", "48", "--exit-interval", "7"], tmp_path)
     assert code == 0, text
+    told = re.findall(r"\]   (.*)", text.partition("differs from the run that saved the checkpoint (saved -> now)")[2])
+    assert told == ["engine.global_batch_size: 16 -> 48"]
+    code, text, _ = pretrain([*run, "--train-iters", "9", "--global-batch-size", "48"], tmp_path)
+    assert code == 0, text
+    told = re.findall(r"\]   (.*)", text.partition("differs from the run that saved the checkpoint (saved -> now)")[2])
+    assert told == ["schedule.train_iters: 8 -> 9", "learning rate of the next update: 3.333e-04 -> 5.714e-04"]
     assert [record["consumed_samples"] for record in records(tmp_path)] == [
-        16, 32, 48, 64, 64 + 48, 64 + 96, 64 + 144, 64 + 192]
+        16, 32, 48, 64, 64 + 48, 64 + 96, 64 + 144, 64 + 192, 64 + 240]
+    # The curve is in iterations: 2e-3 after two, 0 after eight, then 0 after nine; a line tells the next update's rate.
+    wanted = [*((8 - n) / 6 * 2e-3 for n in range(2, 8)), *((9 - n) / 7 * 2e-3 for n in (8, 9))]
+    assert [record["learning_rate"] for record in records(tmp_path)][1:] == pytest.approx(wanted)
 
 
 def test_a_damaged_checkpoint_and_a_folder_in_use_are_refused(data: list[str], tmp_path: Path) -> None:
