@@ -187,12 +187,14 @@ def describe(results: Sequence[SeedResult], *, positive_label: str | None) -> st
 def _read_texts(options: argparse.Namespace) -> Texts:
     columns = Columns(texts=tuple(options.text_columns or ()), label=options.label_column, header=options.header)
     files = {split: path for split in ("train", "valid", "test") if (path := getattr(options, split)) is not None}
-    splits = {split: read_examples(path, columns, options.format) for split, path in files.items()}
+    train_examples = read_examples(options.train, columns, options.format)
+    labels = labels_of(train_examples, options.train)
+    splits = {split: train_examples if split == "train" else read_examples(path, columns, options.format, labels)
+              for split, path in files.items()}
     if "valid" not in splits:
-        train_part, valid_part = hold_out(splits["train"], options.valid_share)
+        train_part, valid_part = hold_out(train_examples, options.valid_share)
         splits = {**splits, "train": train_part, "valid": valid_part}
         print(f"no --valid: {options.valid_share:.0%} of {options.train} are held out", flush=True)
-    labels = labels_of(splits["train"], options.train)
     for split, examples in splits.items():
         require_known_labels(examples, labels, files.get(split, options.train))
     return Texts(splits, labels)

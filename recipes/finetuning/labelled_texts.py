@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -39,13 +39,15 @@ class Columns:
     """None means the usual names."""
     header: Literal["auto", "yes", "no"] = "auto"
     """Whether the first row names the columns. auto: it does where a column is chosen by name, and where columns are
-    chosen by number and the first row's label occurs in no other row."""
+    chosen by number and the first row's label is none of the known labels or, without these, of the other rows'."""
 
 
-def read_examples(path: Path, columns: Columns, file_format: str = "auto") -> list[Example]:
+def read_examples(path: Path, columns: Columns, file_format: str = "auto",
+                  known_labels: Collection[str] = ()) -> list[Example]:
     """The examples of a file in its order; prints a line where it guesses that the first row is a header.
 
     Tab-separated files know no quotes, as GLUE's do not; CSV files know double ones. Blank lines are left out.
+    known_labels: those of the training file.
 
     Raises:
         DataError: the file cannot be read, lacks a column, or has a row without a text or a label.
@@ -63,7 +65,7 @@ def read_examples(path: Path, columns: Columns, file_format: str = "auto") -> li
     if not rows:
         raise DataError.of("file", path, "holds no rows", "give a file with examples")
     examples = list(_examples_of_json(path, rows, columns) if kind == "jsonl" else
-                    _examples_of_table(path, rows, columns))
+                    _examples_of_table(path, rows, columns, known_labels))
     if not examples:
         raise DataError.of("file", path, "holds a header and no rows", "give a file with examples")
     return examples
@@ -145,15 +147,16 @@ def _examples_of_json(path: Path, rows: Sequence[tuple[int, dict[str, Any]]], co
         yield _example(place, [record[name] for name in texts], str(record[label]))
 
 
-def _examples_of_table(path: Path, rows: Sequence[tuple[int, list[str]]], columns: Columns) -> Iterator[Example]:
+def _examples_of_table(path: Path, rows: Sequence[tuple[int, list[str]]], columns: Columns,
+                       known_labels: Collection[str]) -> Iterator[Example]:
     first_row = rows[0][1]
     chosen = [*columns.texts, *([] if columns.label is None else [columns.label])]
     if columns.texts and columns.label and all(name.isdecimal() for name in chosen) and columns.header != "yes":
         *texts, label = (int(name) - 1 for name in chosen)
-        has_header = columns.header == "auto" and _looks_like_header(rows, label)
+        has_header = columns.header == "auto" and _looks_like_header(rows, label, known_labels)
         if has_header:
-            print(f"{path}: the first row is taken for a header, since its label {first_row[label]!r} occurs in no "
-                  "other row; --header no takes it for data", flush=True)
+            print(f"{path}: the first row is taken for a header, since no other has its label {first_row[label]!r}; "
+                  "--header no takes it for data", flush=True)
     elif columns.header == "no":
         raise DataError.of("--header", "no", "leaves the columns without names",
                            "give --text-columns and --label-column as numbers, counted from 1")
@@ -170,9 +173,9 @@ def _examples_of_table(path: Path, rows: Sequence[tuple[int, list[str]]], column
         yield _example(place, [row[text] for text in texts], row[label].strip())
 
 
-def _looks_like_header(rows: Sequence[tuple[int, list[str]]], label: int) -> bool:
+def _looks_like_header(rows: Sequence[tuple[int, list[str]]], label: int, known_labels: Collection[str]) -> bool:
     first, *others = (row[label].strip() if 0 <= label < len(row) else "" for _, row in rows)
-    return len(others) > 1 and first not in others
+    return len(others) > 1 and bool(first) and first not in (known_labels or others)
 
 
 def _chosen_names(path: Path, names: Sequence[str], columns: Columns) -> tuple[tuple[str, ...], str]:

@@ -24,12 +24,16 @@ def test_glue_files_with_and_without_a_header(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().out == ""
     with_header = write(tmp_path / "header.tsv", "source\tlabel\tmark\tsentence\n" + COLA)
     assert read_examples(with_header, BY_NUMBER) == expected
-    assert "the first row is taken for a header, since its label 'label' occurs in no other row" in (
+    assert "the first row is taken for a header, since no other has its label 'label'" in (
         capsys.readouterr().out)
     assert read_examples(with_header, Columns(texts=("4",), label="2", header="no"))[0].label == "label"
     for columns in (Columns(), Columns(texts=("sentence",), label="label"), Columns(texts=("4",), label="label"),
                     Columns(texts=("4",), label="2", header="yes")):
         assert read_examples(with_header, columns) == expected
+    # A few rows of validation may well begin with a label that does not come again.
+    rare = write(tmp_path / "rare.tsv", COLA.replace("gj04\t1", "gj04\t2", 1))
+    assert [len(read_examples(rare, BY_NUMBER, known_labels=labels)) for labels in ((), ("0", "1", "2"))] == [2, 3]
+    assert len(read_examples(with_header, BY_NUMBER, known_labels=("0", "1"))) == 3
     pair = write(tmp_path / "rte.tsv", "\ufeffindex\tsentence1\tsentence2\tlabel\r\n"
                                        "0\tA cat.\tAn animal.\tentailment\r\n\r\n")
     assert read_examples(pair, Columns()) == [Example(("A cat.", "An animal."), "entailment")]
