@@ -113,17 +113,18 @@ def test_a_resumed_run_may_change_its_batch_size_and_length(data: list[str], tmp
     code, text, _ = pretrain([*run, "--train-iters", "8", "--exit-interval", "4"], tmp_path)
     assert code == 0, text
     assert "differs" not in text
-    code, text, _ = pretrain([*run, "--train-iters", "8", "--global-batch-size", "48", "--exit-interval", "7"], tmp_path)
+    larger = [*run, "--global-batch-size", "48"]
+    code, text, _ = pretrain([*larger, "--train-iters", "8", "--exit-interval", "7"], tmp_path)
     assert code == 0, text
     told = re.findall(r"\]   (.*)", text.partition("differs from the run that saved the checkpoint (saved -> now)")[2])
     assert told == ["engine.global_batch_size: 16 -> 48"]
-    code, text, _ = pretrain([*run, "--train-iters", "9", "--global-batch-size", "48"], tmp_path)
+    code, text, _ = pretrain([*larger, "--train-iters", "9"], tmp_path)
     assert code == 0, text
     told = re.findall(r"\]   (.*)", text.partition("differs from the run that saved the checkpoint (saved -> now)")[2])
     assert told == ["schedule.train_iters: 8 -> 9", "learning rate of the next update: 3.333e-04 -> 5.714e-04"]
     assert [record["consumed_samples"] for record in records(tmp_path)] == [
         16, 32, 48, 64, 64 + 48, 64 + 96, 64 + 144, 64 + 192, 64 + 240]
-    # The curve is in iterations: 2e-3 after two, 0 after eight, then 0 after nine; a line tells the next update's rate.
+    # The curve is in iterations: 2e-3 after two, falling to 0 at eight, later at nine; told is the next update's rate.
     wanted = [*((8 - n) / 6 * 2e-3 for n in range(2, 8)), *((9 - n) / 7 * 2e-3 for n in (8, 9))]
     assert [record["learning_rate"] for record in records(tmp_path)][1:] == pytest.approx(wanted)
 
