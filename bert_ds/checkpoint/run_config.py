@@ -53,7 +53,9 @@ def model_problems(
         was, is_wanted = getattr(former, name), getattr(wanted, name)
         if was != is_wanted and not (heads_may_differ and name == "binary_head"):
             repair = f"set it to {was}"
-            if name == "vocab_size":
+            if name == "binary_head":
+                repair += ", start from its weights at iteration 0 with --finetune"
+            elif name == "vocab_size":
                 repair = "use the vocabulary of the checkpoint's run, with --vocab-extra-bos-eos if it had that"
             yield Problem(f"model.{name}", is_wanted, f"the checkpoint's model has {was}",
                           f"{repair}, or load another checkpoint")
