@@ -85,6 +85,7 @@ def loss_in_transformers(folder: Path) -> float:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("model_class", ["BertForPreTraining", "MegatronBertModel"])
 def test_a_public_model_learns_from_a_text(tmp_path: Path, model_class: str) -> None:
     model, text, out = tmp_path / "model", tmp_path / "text.jsonl", tmp_path / "out"
