@@ -63,15 +63,19 @@ class BertPipelineEngine(PipelineEngine):
         """Within it, `eval_batch` takes so many micro-batches, of any one shape; all ranks enter and leave together.
 
         Stages agree on the shape of what they exchange once and for all, so the agreement is made anew inside and
-        afterwards.
+        afterwards. What FP8 layers have seen in training is put back: forward passes without gradients add to it.
         """
         in_training, self.micro_batches = self.micro_batches, micro_batches
+        fp8 = self.module.fp8
+        seen = {name: tensor.clone() for name, tensor in fp8.state().items()} if fp8 else {}
         self.reset_activation_shape()
         try:
             yield
         finally:
             self.micro_batches = in_training
             self.reset_activation_shape()
+            if fp8:
+                fp8.restore(seen)
 
     def _accumulate_in_fp32(self, copy: nn.Parameter) -> None:
         """The bf16 optimizer accumulates its own parameters' gradients in fp32; a copy is not among them."""

@@ -5,6 +5,8 @@ Data that fail, or that a split hardly has, end a run on all ranks alike.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -136,6 +138,43 @@ def close(found: dict[str, float | None], wanted: dict[str, float | None], what:
 def test_shapes_that_do_not_fit(shape: Shape, told: str) -> None:
     (problem,) = of_shape(run_config(Case()), shape).problems(1)
     assert told in str(problem)
+
+
+class LargestValues:
+    """Stands for what layers in FP8 remember: every forward pass adds to it."""
+
+    def __init__(self) -> None:
+        self.passes = torch.zeros(1)
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        self.passes += 1
+        yield
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"passes": self.passes}
+
+    def restore(self, saved: dict[str, torch.Tensor]) -> None:
+        self.passes.copy_(saved["passes"])
+
+
+def passes_seen(case: Case) -> list[float]:
+    """After a step, after an evaluation, and after another step."""
+    from bert_ds.training.evaluate import evaluate  # noqa: PLC0415
+
+    run = EngineRun(case)
+    run.pipeline.fp8 = LargestValues()
+    seen = []
+    for act in (lambda: run.steps(1), lambda: evaluate(of_shape(run.run, Shape(1)), run.ctx, run.engine, run.sums,
+                                                       MadeUpSamples(SEQUENCE)), lambda: run.steps(1)):
+        act()
+        seen.append(float(run.pipeline.fp8.passes))
+    run.close()
+    return seen
+
+
+def test_what_fp8_layers_have_seen_in_training_is_not_mixed_with_evaluation() -> None:
+    assert run_ranks(passes_seen, 1, Case(micro_batch=4)) == [[4.0, 4.0, 8.0]]
 
 
 def meet_a_broken_sample(case: Case, broken: int) -> str:
