@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
@@ -56,7 +56,8 @@ def import_deepspeed() -> ModuleType:
 
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    warnings.filterwarnings("ignore", message=".*(all_gather_into|reduce_scatter)_tensor.* is deprecated", category=FutureWarning)
+    warnings.filterwarnings("ignore", message=".*(all_gather_into|reduce_scatter)_tensor.* is deprecated",
+                            category=FutureWarning)
     with quiet():
         import deepspeed  # noqa: PLC0415
         import deepspeed.ops  # noqa: PLC0415
@@ -129,14 +130,10 @@ def fp8_autocast(
     return te.fp8_autocast(enabled=enabled, fp8_recipe=recipe, fp8_group=group)
 
 
-def compiled_where_possible(function: Callable[..., Any], device: Any) -> Callable[..., Any]:
-    """`function` compiled for fixed shapes on a GPU that a compiler serves; as it is on a CPU, or without one."""
-    if device.type != "cuda":
-        return function
-    import torch  # noqa: PLC0415
-
-    if importlib.util.find_spec("triton") is None or not any(map(shutil.which, ("cc", "gcc", "clang"))):
-        logging.getLogger(__name__).info("no compiler (Triton and a C compiler) for %s: slower steps",
-                                         function.__name__)
-        return function
-    return torch.compile(function, dynamic=False, fullgraph=True)
+def missing_compiler(device_type: str) -> str | None:
+    """What torch.compile lacks on this machine for `device_type`; None where it can compile."""
+    if device_type == "cpu":
+        return None if any(map(shutil.which, ("c++", "g++", "clang++"))) else "a C++ compiler (c++, g++ or clang++)"
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton"
+    return None if any(map(shutil.which, ("cc", "gcc", "clang"))) else "a C compiler (cc, gcc or clang)"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from deepspeed.runtime.config import DeepSpeedConfig
 from torch import nn
 
-from bert_ds.compat import quiet
+from bert_ds.compat import missing_compiler, quiet
+from bert_ds.config.model import ModelConfig
 from bert_ds.config.run import RunConfig
 from bert_ds.config.stages import stage_bounds
 from bert_ds.model.bert import ComputeSettings
@@ -18,6 +21,7 @@ from bert_ds.parallel.context import ParallelContext
 from bert_ds.training.pipeline import BertPipeline, DualPipeVPipeline
 from bert_ds.training.pipeline_engine import BertDualPipeVEngine, BertPipelineEngine
 
+log = logging.getLogger(__name__)
 _SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -32,8 +36,18 @@ def build_pipeline(run: RunConfig, ctx: ParallelContext, sums: LossSums) -> Bert
         deterministic=run.schedule.deterministic_mode)
     pipeline = DualPipeVPipeline if ctx.dualpipev else BertPipeline
     with quiet():
-        return pipeline(run.model, ctx, compute, loss, bounds=stage_bounds(run.model, run.parallel),
-                            seed=run.schedule.seed, recompute_every=run.recompute_interval)
+        return pipeline(_compilable(run.model, ctx.device), ctx, compute, loss,
+                        bounds=stage_bounds(run.model, run.parallel), seed=run.schedule.seed,
+                        recompute_every=run.recompute_interval)
+
+
+def _compilable(model: ModelConfig, device: torch.device) -> ModelConfig:
+    """The model as this machine can compute it: without compilation where there is no compiler."""
+    missing = missing_compiler(device.type) if model.compile else None
+    if missing is None:
+        return model
+    log.warning("compile: this machine lacks %s; layers run uncompiled, which is slower", missing)
+    return replace(model, compile=False)
 
 
 def parameter_groups(pipeline: BertPipeline, weight_decay: float) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from deepspeed.runtime.utils import is_model_parallel_parameter
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch import Tensor
 
-from bert_ds.compat import compiled_where_possible
+from bert_ds.compat import missing_compiler
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class FlatZeroOptimizer(DeepSpeedZeroOptimizer):
         self._groups = [self._group(index) for index in range(len(self.bit16_groups))]
         device = self._groups[0].master.device
         self._counts = torch.tensor([count for group in self._groups for count in group.counts], device=device)
-        self._update = compiled_where_possible(_adamw, device)
+        compiled = device.type == "cuda" and missing_compiler(device.type) is None
+        self._update = torch.compile(_adamw, dynamic=False, fullgraph=True) if compiled else _adamw
         self._expose_gradients()
 
     def _group(self, index: int) -> _Group:
