@@ -91,8 +91,9 @@ class ModelConfig:
     """Which whole layers: with k = activation_checkpoint_interval, uniform takes all, in groups of k, and block the
     first k of each pipeline stage, one by one."""
 
-    compile: bool = False
-    """Fuse each transformer layer's elementwise work with torch.compile; the first steps then take longer."""
+    compile: bool | None = None
+    """Fuse each transformer layer's elementwise work with torch.compile, so that the first step takes longer and the
+    others less. None: on a GPU, unless Transformer Engine computes the layers."""
 
     @property
     def ffn_size(self) -> int:

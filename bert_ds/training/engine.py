@@ -42,12 +42,14 @@ def build_pipeline(run: RunConfig, ctx: ParallelContext, sums: LossSums) -> Bert
 
 
 def _compilable(model: ModelConfig, device: torch.device) -> ModelConfig:
-    """The model as this machine can compute it: without compilation where there is no compiler."""
-    missing = missing_compiler(device.type) if model.compile else None
-    if missing is None:
-        return model
-    log.warning("compile: this machine lacks %s; layers run uncompiled, which is slower", missing)
-    return replace(model, compile=False)
+    """The model with its choice of compilation settled: where it was left open, and where there is no compiler."""
+    compiled = model.compile
+    if compiled is None:
+        compiled = device.type == "cuda" and model.transformer_impl == "local"
+    missing = missing_compiler(device.type) if compiled else None
+    if missing is not None:
+        log.warning("compile: this machine lacks %s; layers run uncompiled, which is slower", missing)
+    return replace(model, compile=compiled and missing is None)
 
 
 def parameter_groups(pipeline: BertPipeline, weight_decay: float) -> list[dict[str, Any]]:
