@@ -210,7 +210,8 @@ class EngineRun:
         skips = self.engine.skipped_steps
         loss = self.engine.train_batch(self.micro_batches())
         self.state = self.state.after_step(GLOBAL_BATCH, skipped=self.engine.skipped_steps > skips)
-        sums = reduce_sums(torch.cat([self.sums.take(), torch.zeros(2, dtype=torch.float64)]), self.ctx)
+        taken = self.sums.take()
+        sums = reduce_sums(torch.cat([taken, taken.new_zeros(2)]), self.ctx)
         return float(loss), float(self.engine.get_global_grad_norm() or 0.0), list(sums.values())[:-2]
 
     def micro_batches(self) -> Iterator[Any]:
