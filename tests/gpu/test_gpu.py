@@ -18,7 +18,7 @@ NEEDS_TE = pytest.mark.skipif(transformer_engine_version() is None, reason="Tran
 FP8 = pytest.param("--bf16 --transformer-impl transformer_engine --fp8-format hybrid", id="fp8", marks=NEEDS_TE)
 
 
-@pytest.mark.parametrize("precision", ["--fp16", "--bf16", "--fp32", FP8])
+@pytest.mark.parametrize("precision", ["--fp16", "--bf16 --no-compile", "--fp32 --no-compile", FP8])
 def test_resume_repeats_the_run_to_the_bit(precision: str, tmp_path: Path) -> None:
     data = make_data(tmp_path)
     run = [*data, *precision.split(), "--deterministic-mode", "--train-iters", "12", "--hidden-dropout", "0.1",
