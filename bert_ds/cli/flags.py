@@ -94,7 +94,6 @@ MODEL_FLAGS = (
          help="Megatron's short form of --recompute-granularity selective."),
     Flag(name="--recompute-method", setting="model.recompute_method"),
     Flag(name="--compile", setting="model.compile", constant=True),
-    Flag(name="--no-compile", setting="model.compile", constant=False, help="Compile no layer, on a GPU either."),
     Flag(name="--no-compile", setting="model.compile", constant=False,
          help="Run the layers as they are written, as with Transformer Engine."),
 )
