@@ -151,10 +151,13 @@ def _train_samples(run: RunConfig, saved: Manifest | None) -> int:
 
 def _introduce(run: RunConfig, ctx: ParallelContext) -> None:
     """Says once what is trained, how it is cut, and what the numbers of the log mean."""
-    engine = run.engine
-    ways = [way for way, chosen in (("sequence parallel", ctx.sequence_parallel), ("DualPipeV", ctx.dualpipev)) if chosen]
+    engine, model = run.engine, run.model
+    ways = [way for way, chosen in (
+        ("sequence parallel", ctx.sequence_parallel), ("DualPipeV", ctx.dualpipev),
+        ("layers by Transformer Engine", model.transformer_impl == "transformer_engine"),
+        (f"matrices in FP8 ({model.fp8_format}, {model.fp8_recipe} scaling)", model.fp8_format)) if chosen]
     log.info("model: %s parameters in %s, ZeRO %d; tensor %d x pipeline %d x data %d ranks%s",
-             f"{run.model.num_parameters:,}", engine.precision, engine.zero_stage, ctx.tp_size, ctx.pp_size,
+             f"{model.num_parameters:,}", engine.precision, engine.zero_stage, ctx.tp_size, ctx.pp_size,
              ctx.dp_size, "".join(f", {way}" for way in ways))
     log.info("global batch %d = micro-batch %d x accumulation %d x data parallel %d", engine.global_batch_size,
              engine.micro_batch_size, engine.accumulation(ctx.dp_size), ctx.dp_size)
