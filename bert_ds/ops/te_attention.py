@@ -156,7 +156,6 @@ def _flash_is_installed(query: AttentionQuery) -> str | None:
     return None if installed_version("flash-attn") else "the package flash-attn is not installed"
 
 
-
 _BOUNDARIES = Limit(f"packed rows before Transformer Engine {PACKED_SINCE}", _takes_boundaries)
 
 FUSED = AttentionBackend(
@@ -172,8 +171,7 @@ FLASH = AttentionBackend(
     kernels={"full": "flash-attn", "padded": "flash-attn, padding mask",
              "packed": "flash-attn, boundaries of sequences"},
     limits=(NO_GPU, Limit("flash-attn not installed", _flash_is_installed), BEFORE_AMPERE, FP32,
-            head_dims(256),
-            _takes_padding("flash"), _BOUNDARIES, _not_switched_off("flash")))
+            head_dims(256), _takes_padding("flash"), _BOUNDARIES, _not_switched_off("flash")))
 
 UNFUSED = AttentionBackend(
     name="unfused", build=_restricted_to("unfused"),
