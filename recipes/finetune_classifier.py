@@ -80,7 +80,7 @@ def _run(argv: Sequence[str] | None) -> int:
     with atomic_text_file(options.out / RESULTS_FILE) as file:
         json.dump(_as_dict(results, texts, options), file, indent=2)
     print(describe(results, positive_label=texts.labels[positive] if len(texts.labels) == 2 else None))
-    print(f"the best model by {options.metric} of {options.out}: seed {job.best_seed}")
+    print(f"{options.out} holds the model of seed {job.best_seed}, the best by {options.metric}")
     return EXIT_DONE
 
 
@@ -181,7 +181,8 @@ def describe(results: Sequence[SeedResult], *, positive_label: str | None) -> st
     widths = [max(len(row[i]) for row in table) for i in range(len(head))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
     f1 = "f1: mean over classes" if positive_label is None else f"f1: of label {positive_label!r}"
-    return "\n".join([*lines, f"({f1}; all in per cent; spread: sample standard deviation)"])
+    spread = "; spread: sample standard deviation" if len(results) > 1 else ""
+    return "\n".join([*lines, f"({f1}; all in per cent{spread})"])
 
 
 def _read_texts(options: argparse.Namespace) -> Texts:
