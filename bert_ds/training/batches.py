@@ -100,8 +100,7 @@ class StepSource:
             return None, None
         try:
             return next(self._windows), None
-        except Exception as failure:
-            # Whatever it is, the other ranks have to hear of it first.
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the other ranks have to hear of it first
             return None, failure
 
     def _agree(self, window: Window | None, failure: Exception | None) -> torch.Tensor:

@@ -68,9 +68,9 @@ def run_config(case: Case, save: str | None = None) -> RunConfig:
         name="test",
         model=ModelConfig(
             num_layers=case.layers, hidden_size=32, num_attention_heads=8, seq_length=SEQUENCE,
-            max_position_embeddings=SEQUENCE, vocab_size=VOCABULARY, make_vocab_size_divisible_by=32, hidden_dropout=case.dropout,
-            attention_dropout=case.dropout, norm_placement=case.norm, binary_head=case.binary_head,
-            attention_backend=case.backend, compile=case.compile, **case.model),
+            max_position_embeddings=SEQUENCE, vocab_size=VOCABULARY, make_vocab_size_divisible_by=32,
+            hidden_dropout=case.dropout, attention_dropout=case.dropout, norm_placement=case.norm,
+            binary_head=case.binary_head, attention_backend=case.backend, compile=case.compile, **case.model),
         parallel=ParallelConfig(tensor_model_parallel_size=case.tp, pipeline_model_parallel_size=case.pp,
                                 pipeline_schedule=case.schedule, sequence_parallel=case.sequence_parallel),
         data=DataConfig(pack_sequences=case.packed, max_sequences_per_row=SEQUENCES_OF_PACKED),
