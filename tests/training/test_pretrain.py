@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import re
 import signal
 import subprocess
@@ -48,27 +49,37 @@ def losses(folder: Path) -> list[tuple[object, object, object]]:
 
 
 @pytest.mark.long
-def test_killed_between_saves_the_run_gives_the_same_curve(data: list[str], tmp_path: Path) -> None:
-    run = [*data, "--train-iters", "16", "--save-interval", "5", "--pipeline-model-parallel-size", "2",
-           "--hidden-dropout", "0.1"]
+def test_killed_three_times_the_run_gives_the_same_curve(data: list[str], tmp_path: Path) -> None:
+    """SIGKILL for the whole job at moments drawn within a save, which is under way most of the time."""
+    run = [*data, "--train-iters", "24", "--save-interval", "2", "--keep-last", "2", "--hidden-dropout", "0.1",
+           "--pipeline-model-parallel-size", "2"]
     straight = launch(2, [*run, *outputs(tmp_path / "straight")], tmp_path)
     assert straight.returncode == 0, straight.stdout + straight.stderr
 
-    killed = subprocess.Popen(command(2, [*run, *outputs(tmp_path / "killed")], 29573), cwd=tmp_path,
-                              env=environment(), stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert killed.stdout is not None
-    for line in killed.stdout:
-        if re.search(r"iteration +8/", line):
-            break
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
-    assert find_latest(tmp_path / "killed" / "checkpoints").name == "iter_0000005"
+    draw, killed_at = random.Random(5), []
+    for first, port in ((4, 29573), (8, 29583), (14, 29585)):
+        running = subprocess.Popen(command(2, [*run, *outputs(tmp_path / "killed")], port), cwd=tmp_path,
+                                   env=environment(), stdout=subprocess.PIPE, text=True, start_new_session=True)
+        assert running.stdout is not None
+        for line in running.stdout:
+            if re.search(rf"iteration +{first}/", line):
+                break
+        time.sleep(draw.uniform(0, 0.3))
+        os.killpg(running.pid, signal.SIGKILL)
+        running.communicate()
+        found = find_latest(tmp_path / "killed" / "checkpoints", verify_hashes=True)
+        assert found is not None
+        killed_at.append(Checkpoint.open(found).manifest.step)
+    assert killed_at == sorted(killed_at)
+    assert 2 <= killed_at[0] and killed_at[2] >= 12
 
     again = launch(2, [*run, *outputs(tmp_path / "killed")], tmp_path)
     assert again.returncode == 0, again.stdout + again.stderr
-    assert "resumed from" in again.stdout
+    assert f"at iteration {killed_at[2]}," in again.stdout
     assert losses(tmp_path / "killed") == losses(tmp_path / "straight")
     assert tensor_hashes(tmp_path / "killed") == tensor_hashes(tmp_path / "straight")
+    left = {path.name for path in (tmp_path / "killed" / "checkpoints").iterdir()}
+    assert left == {"iter_0000022", "iter_0000024", "latest", ".in_use"}
 
 
 def test_a_signal_saves_and_ends_the_run(data: list[str], tmp_path: Path) -> None:
@@ -129,23 +140,37 @@ def test_a_resumed_run_may_change_its_batch_size_and_length(data: list[str], tmp
     assert [record["learning_rate"] for record in records(tmp_path)][1:] == pytest.approx(wanted)
 
 
-def test_a_damaged_checkpoint_and_a_folder_in_use_are_refused(data: list[str], tmp_path: Path) -> None:
-    run = [*data, *outputs(tmp_path), "--train-iters", "6"]
-    code, text, _ = pretrain([*run, "--exit-interval", "3"], tmp_path)
+def test_a_folder_in_use_and_damaged_checkpoints(data: list[str], tmp_path: Path) -> None:
+    """The run falls back to an intact checkpoint, ends as if it had not been interrupted, and refuses without one."""
+    run = [*data, *outputs(tmp_path), "--train-iters", "6", "--save-interval", "2"]
+    code, text, _ = pretrain(run, tmp_path)
     assert code == 0, text
-    with (tmp_path / "checkpoints" / ".in_use").open() as lock:
+    wanted, checkpoints = tensor_hashes(tmp_path), tmp_path / "checkpoints"
+    with (checkpoints / ".in_use").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, text, _ = pretrain(run, tmp_path)
     assert code == 2, text
     assert "another run saves there" in text
-    file = tmp_path / "checkpoints" / "iter_0000003" / "rank_00000.safetensors"
+    _flip_a_bit(checkpoints / "iter_0000006")
+    (checkpoints / "iter_0000004" / "rank_00000.safetensors").unlink()
+    code, text, _ = pretrain(run, tmp_path)
+    assert code == 0, text
+    assert text.count("is not taken") == 2
+    assert "resumed from" in text and "at iteration 2," in text
+    assert tensor_hashes(tmp_path) == wanted
+    for step in (2, 4, 6):
+        _flip_a_bit(checkpoints / f"iter_{step:07d}")
+    code, text, _ = pretrain(run, tmp_path)
+    assert code == 2, text
+    assert text.count("other content than was written") >= 3
+    assert "Traceback" not in text
+
+
+def _flip_a_bit(checkpoint: Path) -> None:
+    file = checkpoint / "rank_00000.safetensors"
     content = bytearray(file.read_bytes())
     content[-5] ^= 1
     file.write_bytes(content)
-    code, text, _ = pretrain(run, tmp_path)
-    assert code == 2, text
-    assert "rank_00000.safetensors" in text
-    assert "Traceback" not in text
 
 
 @pytest.mark.parametrize("launcher", ["deepspeed", "torchrun"])
