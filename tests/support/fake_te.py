@@ -19,6 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bert_ds.parallel.collectives import (
+    copy_to_tensor_parallel,
+    gather_tokens,
+    reduce_from_tensor_parallel,
+    reduce_scatter_tokens,
+)
+
 
 @dataclass
 class FakeTransformerEngine:
@@ -128,7 +135,7 @@ def _recompute(fake: FakeTransformerEngine) -> Any:
 
 def _linear(fake: FakeTransformerEngine) -> type[nn.Module]:
     class Linear(nn.Module):
-        """y = x W^T + b; notes in which FP8 phase it ran."""
+        """y = x W^T + b, communicating as its documentation says; notes in which FP8 phase it ran."""
 
         def __init__(
             self, in_features: int, out_features: int, *, bias: bool, init_method: Any, device: torch.device,
@@ -143,12 +150,17 @@ def _linear(fake: FakeTransformerEngine) -> type[nn.Module]:
             assert (self.weight == 7.0).all(), "initial values are not its own"
             self.bias = nn.Parameter(torch.zeros(out_features, device=device)) if bias else None
             self.fp8_meta: dict[str, Any] = {}
+            self._mode, self._group = cut["parallel_mode"], cut["tp_group"]
+            self._enter = gather_tokens if cut["sequence_parallel"] else copy_to_tensor_parallel
+            self._leave = reduce_scatter_tokens if cut["sequence_parallel"] else reduce_from_tensor_parallel
 
         def forward(self, x: Tensor) -> Tensor:
             if fake.in_fp8:
                 fake.events.append(fake.phase)
                 self.init_fp8_metadata()
-            return F.linear(x, self.weight, self.bias)
+            if self._mode == "row":
+                return self._leave(F.linear(x, self.weight), self._group) + self.bias
+            return F.linear(self._enter(x, self._group) if self._mode else x, self.weight, self.bias)
 
         def init_fp8_metadata(self) -> None:
             _, recipe, _ = fake.contexts[-1]
