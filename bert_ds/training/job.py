@@ -162,7 +162,7 @@ def _introduce(run: RunConfig, ctx: ParallelContext) -> None:
     log.info("global batch %d = micro-batch %d x accumulation %d x data parallel %d", engine.global_batch_size,
              engine.micro_batch_size, engine.accumulation(ctx.dp_size), ctx.dp_size)
     if unexportable := " ".join(map(str, run.model.export_problems())):
-        log.warning("this model will not export to Hugging Face: %s", unexportable)
+        log.info("this model will not export to Hugging Face: %s", unexportable)
     if peak_flops(ctx.device) is None:
         return
     log.info("grad norm is before clipping; tokens/s counts padding; MFU = FLOPs of a step / (seconds x GPUs x dense "

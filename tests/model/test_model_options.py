@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 from hashlib import sha256
@@ -29,6 +30,7 @@ from bert_ds.model.bert import BertModel, ComputeSettings, vocabulary_logits
 from bert_ds.model.dropout import BatchKey
 from bert_ds.model.init import initial_std
 from bert_ds.parallel.context import ParallelContext
+from bert_ds.training import job
 from bert_ds.training.throughput import row_flops
 from tests.checkpoint.saved_checkpoints import model_config, random_tensors, save
 
@@ -312,3 +314,12 @@ def test_what_hugging_face_cannot_express_is_refused_in_one_message(tmp_path: Pa
         "model.position_embedding_type", "model.kv_channels", "model.head_activation"]
     assert not (tmp_path / "out").exists()
     assert list(model_config(kv_channels=6, **UNTIED).export_problems()) == []
+
+
+def test_training_starts_with_one_line_about_it(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "bert_ds.training.job"):
+        for flags in ((), ("--position-embedding-type", "rope", "--kv-channels", "128")):
+            job._introduce(run_of(*flags), ParallelContext.single_process())
+    [line] = [record.getMessage() for record in caplog.records if "Hugging Face" in record.getMessage()]
+    assert line.startswith("this model will not export to Hugging Face: model.position_embedding_type=rope: ")
+    assert "model.kv_channels=128: " in line
