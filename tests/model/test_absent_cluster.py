@@ -28,26 +28,30 @@ TWENTY_B = ModelConfig(num_layers=48, hidden_size=6144, num_attention_heads=96)
 def stage_of(model: ModelConfig, parallel: ParallelConfig, pp_rank: int, tp_rank: int) -> dict[str, torch.nn.Parameter]:
     """The parameters of one rank by logical name, copies included."""
     ctx = ParallelContext(tp_size=parallel.tensor_model_parallel_size, pp_size=parallel.pipeline_model_parallel_size,
-                          tp_rank=tp_rank, pp_rank=pp_rank)
-    layers = bert_layers(model, ctx, ComputeSettings())
-    first, stop = stage_bounds(model, parallel)[pp_rank]
-    start = 0 if ctx.is_first_stage else 2 + first
-    end = len(layers) if ctx.is_last_stage else 2 + stop
+                          tp_rank=tp_rank, pp_rank=pp_rank, dualpipev=parallel.is_dualpipev)
+    layers, bounds = bert_layers(model, ctx, ComputeSettings()), stage_bounds(model, parallel)
     found = {}
-    with torch.device("meta"):
-        for layer in layers[start:end]:
-            for name, parameter in layer.build().named_parameters():
-                found[layer.logical_name(name)] = parameter
+    for stage in parallel.stages_of(pp_rank):
+        start = 2 + bounds[stage][0] if stage else 0
+        end = 2 + bounds[stage][1] if stage < parallel.num_stages - 1 else len(layers)
+        with torch.device("meta"):
+            for layer in layers[start:end]:
+                for name, parameter in layer.build().named_parameters():
+                    found[layer.logical_name(name)] = parameter
     return found
 
 
-@pytest.mark.parametrize(("model", "tp", "pp"), [
-    pytest.param(LARGE, 8, 16, id="340m on 128 ranks"), pytest.param(FOUR_B, 1, 1, id="4b"),
-    pytest.param(FOUR_B, 2, 4, id="4b tp2 pp4"), pytest.param(TWENTY_B, 4, 4, id="20b on 16 ranks"),
-    pytest.param(OPTIONS, 8, 16, id="rope, untied, wide heads"),
-    pytest.param(TWENTY_B, 8, 16, id="20b on 1,024 ranks, data parallel 8")])
-def test_all_ranks_together_are_the_model(model: ModelConfig, tp: int, pp: int) -> None:
-    parallel = ParallelConfig(tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp)
+@pytest.mark.parametrize(("model", "tp", "pp", "schedule"), [
+    pytest.param(LARGE, 8, 16, "1f1b", id="340m on 128 ranks"), pytest.param(FOUR_B, 1, 1, "1f1b", id="4b"),
+    pytest.param(FOUR_B, 2, 4, "1f1b", id="4b tp2 pp4"), pytest.param(TWENTY_B, 4, 4, "1f1b", id="20b on 16 ranks"),
+    pytest.param(OPTIONS, 8, 16, "1f1b", id="rope, untied, wide heads"),
+    pytest.param(TWENTY_B, 8, 16, "1f1b", id="20b on 1,024 ranks, data parallel 8"),
+    pytest.param(LARGE, 8, 12, "dualpipev", id="340m, two stages a rank"),
+    pytest.param(OPTIONS, 8, 8, "dualpipev", id="rope, untied, wide heads, two stages a rank"),
+    pytest.param(TWENTY_B, 8, 16, "dualpipev", id="20b, two stages a rank")])
+def test_all_ranks_together_are_the_model(model: ModelConfig, tp: int, pp: int, schedule: str) -> None:
+    parallel = ParallelConfig(
+        tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, pipeline_schedule=schedule)
     shapes = parameter_shapes(model)
     held: dict[str, int] = defaultdict(int)
     for pp_rank in range(pp):
@@ -67,9 +71,12 @@ def test_all_ranks_together_are_the_model(model: ModelConfig, tp: int, pp: int) 
     (["--recipe", "340m", "--tensor-model-parallel-size", "8", "--pipeline-model-parallel-size", "16"], 128),
     (["--recipe", "340m", "--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "4", "--kv-channels",
       "128", "--position-embedding-type", "rope", "--untie-embeddings-and-output-weights"], 8),
+    (["--recipe", "340m", "--pipeline-model-parallel-size", "4", "--pipeline-schedule", "dualpipev"], 4),
     (["--recipe", "20b"], 16), (["--recipe", "4b"], 8)])
 def test_the_predicted_parameters_of_every_stage_are_there(arguments: list[str], ranks: int) -> None:
     run = resolve_run([*arguments, "--dry-run", "--world-size", str(ranks)], world_size=1).config
-    for stage in range(run.parallel.pipeline_model_parallel_size):
-        held = stage_of(run.model, run.parallel, stage, 0)
-        assert sum(parameter.numel() for parameter in held.values()) == stage_parameters(run, stage)
+    for pp_rank in range(run.parallel.pipeline_model_parallel_size):
+        held = stage_of(run.model, run.parallel, pp_rank, 0)
+        stages = run.parallel.stages_of(pp_rank)
+        assert sum(parameter.numel() for parameter in held.values()) == sum(
+            stage_parameters(run, stage) for stage in stages)
