@@ -114,6 +114,8 @@ def bert_by_hand(config: ModelConfig, weights: dict[str, Tensor], row: int) -> T
 
 
 @by_model
+@pytest.mark.proves("rope, an untied output weight, head and feed-forward widths, pre- and post-LN compute the formulas "
+                    "written out", "1e-9 (float64)")
 def test_the_model_is_the_formula(changes: dict[str, Any]) -> None:
     config = config_of(changes)
     assert list(config.problems()) == []
@@ -181,6 +183,7 @@ def trained(cases: list[Case]) -> list[tuple[list[float], dict[str, str]]]:
     return results
 
 
+@pytest.mark.proves("recomputation of all layers, of each stage's first, or of attention alone, with dropout", "EXACT")
 @pytest.mark.parametrize("backend", ["unfused", "local"])
 def test_recomputation_changes_no_bit_with_dropout_on(backend: str) -> None:
     """`unfused` draws from the device's generator, `local` hashes places."""

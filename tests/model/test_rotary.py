@@ -38,6 +38,7 @@ def test_pairs_are_turned_as_complex_numbers(rotary_dim: int, base: float) -> No
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.proves("rotary positions are those of megatron-core", "EXACT")
 @pytest.mark.parametrize("percent", [1.0, 0.5])
 def test_megatron_core_turns_alike(percent: float) -> None:
     rope = pytest.importorskip("megatron.core.models.common.embeddings.rotary_pos_embedding")
