@@ -189,6 +189,9 @@ def their_logits(
     if missing is not None:
         model.load_state_dict(dict(missing), strict=False)
         loading = _without_expected(loading, missing)
+    if unset := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
+        raise CheckpointError.of("model", folder.name, f"is loaded by transformers without {', '.join(unset)}",
+                                 "update transformers; --no-verify converts it still")
     if wrong := {kind: sorted(map(str, names)) for kind, names in loading.items() if names}:
         raise CheckpointError.of("export", folder.name, f"does not fit transformers' {type(model).__name__}: {wrong}",
                                  "report this with config.json; --no-verify writes the files all the same")
