@@ -58,6 +58,8 @@ def forget_the_last_choice() -> None:
     dot_product_attention._attention_backends["backend_selection_requires_update"] = True
 
 
+@pytest.mark.proves("attention kernels in half precision agree with the formula: full, padded, packed rows",
+                    "HALF_KERNEL")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", ROW_KINDS)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -76,6 +78,7 @@ def test_backends_agree_with_the_formula(
     assert {"fused", "unfused"} <= names
 
 
+@pytest.mark.proves("dropout of attention kernels: its share of zeros, the mean kept", "0.01")
 @pytest.mark.parametrize("rows", ["full", "padded"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_dropout_drops_its_share_keeps_the_mean_and_follows_its_seed(
@@ -91,6 +94,7 @@ def test_dropout_drops_its_share_keeps_the_mean_and_follows_its_seed(
         assert float(whole.sum(dim=-1).mean()) == pytest.approx(1.0, abs=0.01), name
 
 
+@pytest.mark.proves("Transformer Engine's kernels repeat their bits in deterministic mode", "EXACT")
 @NEEDS_TE
 def test_fused_attention_repeats_its_bits_where_it_says_so(
     kernels: Kernels, monkeypatch: pytest.MonkeyPatch

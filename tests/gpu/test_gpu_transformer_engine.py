@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tiny_runs import Case, EngineRun, write_vocabulary
-from tolerances import HALF_KERNEL
+from tolerances import FP8_LOSS, HALF_KERNEL
 
 from bert_ds.cli.launcher import ProcessPlace
 from bert_ds.compat import transformer_engine_version
@@ -29,8 +29,6 @@ TE = {"transformer_impl": "transformer_engine"}
 FP8 = {**TE, "fp8_format": "hybrid", "fp8_amax_history_len": 32, "fp8_amax_compute_algo": "max"}
 SIZES = {"hidden_size": 128, "num_attention_heads": 8, "compile": False}
 """Heads of 16 and widths that are multiples of 16: what cuDNN and FP8 ask for."""
-FP8_LOSS = 0.02
-"""Relative: e4m3 keeps 4 bits of each factor of a product; a loss near ln(100) averages over some hundred logits."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,6 +59,7 @@ def forget_other_runs() -> None:
     FP8GlobalStateManager.reset()
 
 
+@pytest.mark.proves("Transformer Engine's linear layers agree with PyTorch's, forward and gradients", "HALF_KERNEL")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("make", [column_parallel_linear, row_parallel_linear])
 def test_linear_layers_agree_with_pytorchs(make: Any, dtype: torch.dtype) -> None:
@@ -88,6 +87,7 @@ def test_steps_of_the_engine_agree_with_pytorchs_layers(precision: str, packed: 
     assert theirs.norms == pytest.approx(local.norms, rel=5 * HALF_KERNEL[torch.bfloat16])
 
 
+@pytest.mark.proves("losses of steps in FP8 are near those in bf16", "FP8_LOSS")
 @pytest.mark.parametrize("recipe", ["delayed", "tensorwise"])
 def test_losses_in_fp8_are_near_those_in_bf16(recipe: str) -> None:
     case = Case(precision="bf16", backend="auto", steps=4)
@@ -115,6 +115,7 @@ def test_recomputation_in_fp8_changes_nothing() -> None:
     assert used[0] == used[1]
 
 
+@pytest.mark.proves("FP8 scaling factors go through a checkpoint", "EXACT")
 def test_factors_go_through_a_checkpoint(tmp_path: Path) -> None:
     vocabulary = write_vocabulary(tmp_path / "vocab.txt")
     case = Case(precision="bf16", backend="auto")

@@ -20,6 +20,7 @@ QUERY = AttentionQuery(rows="padded", dtype=torch.float32, device_type="cpu", he
 GPU = dataclasses.replace(QUERY, device_type="cuda", dtype=torch.float16, head_dim=64, capability=(9, 0))
 
 
+@pytest.mark.proves("PyTorch's attention kernels agree with the formula on a CPU, or refuse", "OTHER_KERNEL")
 @pytest.mark.parametrize("rows", ROW_KINDS)
 def test_every_backend_agrees_with_the_formula_or_refuses(rows: RowKind) -> None:
     query = dataclasses.replace(QUERY, rows=rows, dropout=0.0)

@@ -20,6 +20,9 @@ HALF_KERNEL = {torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 """Relative norm of the difference of two attention kernels in half precision: both round the probabilities and the
 context once; an H200 shows 6e-4 (fp16) and 5e-3 (bf16)."""
 
+FP8_LOSS = 0.02
+"""Relative, losses of a few steps: e4m3 keeps 4 bits of each factor of a product; a loss averages over many."""
+
 ADAM_STEPS = {"rtol": 1e-4, "atol": 1e-6}
 """fp32 parameters after a few AdamW steps of lr 1e-2 with eps 1e-3: REDUCTION_ORDER, amplified by at most lr / eps."""
 

@@ -46,6 +46,7 @@ def test_the_recipe_and_the_group_are_those_of_the_run(
     assert tensorwise == fake_te.Float8CurrentScaling(fake_te.Format.HYBRID)
 
 
+@pytest.mark.proves("recomputation in FP8 updates no scaling factor, with a stand-in", "EXACT")
 def test_recomputation_uses_the_factors_of_the_first_pass_and_updates_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

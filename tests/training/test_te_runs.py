@@ -48,6 +48,8 @@ def trained_and_resumed(folder: str, vocab_file: str) -> dict[str, Any]:
         "tensors": len(saved)}
 
 
+@pytest.mark.proves("layers of Transformer Engine train as PyTorch's, with a stand-in; FP8 factors over a checkpoint",
+                    "REDUCTION_ORDER", "EXACT")
 def test_transformer_engine_fills_the_slots_and_keeps_its_own_state(tmp_path: Path) -> None:
     vocab_file = write_vocabulary(tmp_path / "vocab.txt")
     for found in run_ranks(trained_and_resumed, 2, str(tmp_path / "saved"), str(vocab_file)):
