@@ -85,6 +85,38 @@ def peaks(ranks: int, micro_batches: int, rank: int) -> list[int]:
     return most
 
 
+def idle_share(ranks: int, micro_batches: int) -> float:
+    """Of DeepSpeed's schedule played through, with a backward pass as long as two forward passes."""
+    passes = [[instruction for step in schedule.DualPipeVSchedule(micro_batches, ranks, rank).steps()
+               for instruction in step if type(instruction) in (schedule.ForwardPass, schedule.BackwardPass)]
+              for rank in range(ranks)]
+    last, clock, ended = 2 * ranks - 1, [0] * ranks, {}
+    while any(passes):
+        for rank, left in enumerate(passes):
+            while left:
+                forward, phase = type(left[0]) is schedule.ForwardPass, left[0].phase
+                micro_batch, stage = left[0].buffer_id % micro_batches, rank if phase == 0 else last - rank
+                before = stage - 1 if forward else min(stage + 1, last)
+                needed = (forward or stage == last, before, micro_batch)
+                if needed not in ended and not (forward and stage == 0):
+                    break
+                clock[rank] = max(clock[rank], ended.get(needed, 0)) + (1 if forward else 2)
+                ended[forward, stage, micro_batch] = clock[rank]
+                left.pop(0)
+    return 1 - 6 * micro_batches / max(clock)
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (3, 7), (4, 16), (8, 16)])
+def test_the_idle_share_is_that_of_the_schedule(ranks: int, micro_batches: int) -> None:
+    waiting = 4 * ranks - 5
+    assert idle_share(ranks, micro_batches) == pytest.approx(waiting / (6 * micro_batches + waiting))
+    told = dry_run_text(resolve_run(
+        ["--recipe", "340m", "--pipeline-model-parallel-size", str(ranks), "--pipeline-schedule", "dualpipev",
+         "--micro-batch-size", "1", "--global-batch-size", str(micro_batches), "--dry-run", "--world-size", str(ranks)],
+        world_size=1))
+    assert f"with {micro_batches} micro-batches: {idle_share(ranks, micro_batches):.0%} of the time idle" in told
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_predicted_memory_counts_the_micro_batches_that_the_schedule_holds(ranks: int) -> None:
     run = resolve_run(["--recipe", "340m", "--pipeline-model-parallel-size", str(ranks), "--pipeline-schedule",
