@@ -15,8 +15,10 @@ import io
 import pickle
 import struct
 import zipfile
+import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -135,6 +137,8 @@ class _Storage:
     numel: int
     start: int = -1
     """First byte, counted from the start of the region; the old container says so only after the object."""
+    crc32: int = 0
+    """Checksum of its bytes; 0 where the file has none."""
 
 
 @dataclass(frozen=True)
@@ -166,11 +170,13 @@ class StoredTensor:
         if self.offset < 0 or min(self.stride, default=0) < 0 \
                 or bytes_before + count > self.storage.numel * self.storage.dtype.itemsize:
             raise _damaged(self.region.path, "a tensor reaches beyond its storage")
-        with self.region.open() as file:
+        if self.storage.start + bytes_before + count > self.region.length:
+            raise _damaged(self.region.path, "it ends within a tensor")
+        with _reading(self.region.path), self.region.open() as file:
             file.seek(self.storage.start + bytes_before)
             content = bytearray(file.read(count))
-        if len(content) != count:
-            raise _damaged(self.region.path, "it ends within a tensor")
+            if count == self.storage.numel * self.storage.dtype.itemsize:
+                _check_crc(content, self.storage.crc32)
         return torch.frombuffer(content, dtype=self.dtype).as_strided(self.shape, self.stride).contiguous()
 
 
@@ -180,16 +186,12 @@ def load_torch_file(source: Path | Region) -> Any:
     Raises:
         CheckpointError: the file cannot be read, is no such file, or names what no checkpoint needs.
     """
-    path = source if isinstance(source, Path) else source.path
-
-    def load() -> Any:
+    with _reading(source if isinstance(source, Path) else source.path):
         region = Region.whole(source) if isinstance(source, Path) else source
         with region.open() as file:
             magic = file.read(len(_ZIP_MAGIC))
             file.seek(0)
             return (_load_zip if magic == _ZIP_MAGIC else _load_old)(file, region)
-
-    return _guarded(path, load)
 
 
 def load_plain_pickle(path: Path) -> Any:
@@ -198,16 +200,15 @@ def load_plain_pickle(path: Path) -> Any:
     Raises:
         CheckpointError: as load_torch_file.
     """
-    def load() -> Any:
-        with open(path, "rb") as file:
-            return _Unpickler(file, None, {}).load()
-
-    return _guarded(path, load)
+    with _reading(path), open(path, "rb") as file:
+        return _Unpickler(file, None, {}).load()
 
 
-def _guarded(path: Path, load: Callable[[], Any]) -> Any:
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turns whatever reading a file can fail with into a CheckpointError."""
     try:
-        return load()
+        yield
     except OSError as error:
         raise CheckpointError.of("checkpoint", path, f"cannot be read ({error.strerror or error})",
                                  "check the path and its permissions") from error
@@ -222,21 +223,35 @@ def _load_zip(file: BinaryIO, region: Region) -> Any:
         if len(names) != 1:
             raise ValueError("it is a zip archive without data.pkl")
         top = names[0].removesuffix("data.pkl")
-        if f"{top}byteorder" in entries and archive.read(f"{top}byteorder") != b"little":
-            raise ValueError("its numbers are not little-endian")
-        storages: dict[str, _Storage] = {}
-        result = _Unpickler(io.BytesIO(archive.read(names[0])), region, storages).load()
-        for key, storage in storages.items():
-            entry = entries[f"{top}data/{key}"]
-            if entry.compress_type != zipfile.ZIP_STORED \
-                    or entry.file_size < storage.numel * storage.dtype.itemsize:
-                raise ValueError(f"storage {key} is not what the pickle says")
-            storage.start = _first_byte(file, entry)
+    if f"{top}byteorder" in entries and _content(file, entries[f"{top}byteorder"]) != b"little":
+        raise ValueError("its numbers are not little-endian")
+    storages: dict[str, _Storage] = {}
+    result = _Unpickler(io.BytesIO(_content(file, entries[names[0]])), region, storages).load()
+    for key, storage in storages.items():
+        entry = entries[f"{top}data/{key}"]
+        if entry.file_size != storage.numel * storage.dtype.itemsize:
+            raise ValueError(f"storage {key} is not what the pickle says")
+        storage.start, storage.crc32 = _first_byte(file, entry), entry.CRC
     return result
+
+
+def _content(file: BinaryIO, entry: zipfile.ZipInfo) -> bytes:
+    """The bytes of an entry. zipfile would refuse those without a checksum, which torch.save may be told to omit."""
+    file.seek(_first_byte(file, entry))
+    content = file.read(entry.file_size)
+    _check_crc(content, entry.CRC)
+    return content
+
+
+def _check_crc(content: bytes | bytearray, crc32: int) -> None:
+    if crc32 and zlib.crc32(content) != crc32:
+        raise ValueError("its content is not what was written (CRC-32)")
 
 
 def _first_byte(file: BinaryIO, entry: zipfile.ZipInfo) -> int:
     """Where the data of an entry begin: after its local header, whose extra field only the header itself knows."""
+    if entry.compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f"{entry.filename} is compressed")
     file.seek(entry.header_offset)
     header = file.read(_ZIP_LOCAL_HEADER)
     name_length, extra_length = struct.unpack("<HH", header[26:30])

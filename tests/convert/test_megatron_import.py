@@ -204,6 +204,14 @@ def _cut_short(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:2000])
 
 
+def _flip_a_bit(folder: Path) -> None:
+    path = folder / "mp_rank_00_001" / "model_optim_rng.pt"
+    content = bytearray(path.read_bytes())
+    where = content.index(torch.load(path, weights_only=False)["model"]["lm_head.dense.weight"].numpy().tobytes())
+    content[where] ^= 1
+    path.write_bytes(content)
+
+
 def _no_torch_file(folder: Path) -> None:
     (folder / "mp_rank_00_001" / "model_optim_rng.pt").write_text("a Git LFS pointer")
 
@@ -251,6 +259,7 @@ def _tracker(text: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(("damage", "message"), [
     (_lose_a_rank, "mp_rank_01_000/model_optim_rng.pt: is missing among 2 tensor-parallel ranks x 2 stages"),
     (_cut_short, "mp_rank_00_001/model_optim_rng.pt: cannot be used"),
+    (_flip_a_bit, "its content is not what was written (CRC-32)"),
     (_no_torch_file, "mp_rank_00_001/model_optim_rng.pt: cannot be used"),
     (_change_the_tied_copy, "has copies of the tied word table that differ, by up to 1.0e-03"),
     (_change_a_replica, "encoder.layers.0.input_layernorm.weight that differ"),
