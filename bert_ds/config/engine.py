@@ -48,8 +48,8 @@ class EngineConfig:
     """Decay of weights with two dimensions; biases and LayerNorms have none."""
     loss_scaling: LossScaleConfig = field(default_factory=LossScaleConfig)
     activation_checkpoint_interval: int = 0
-    """Layers that the backward pass recomputes together or, with model.recompute_method block, in each stage; 0 recomputes
-    no whole layers."""
+    """Layers that the backward pass recomputes together or, with model.recompute_method block, in each stage; 0 for no
+    whole layers."""
     grad_accum_dtype: Literal["fp32", "bf16", "fp16"] | None = None
     """Type in which the gradients of micro-batches are summed; None means fp16 in fp16 runs and fp32 in all others."""
     passed_through: Mapping[str, Any] = field(default_factory=dict)
