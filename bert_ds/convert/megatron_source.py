@@ -72,12 +72,13 @@ class RankFilesSource:
         self.args = arguments_of(first)
         self.iteration = int(number_in(first, "iteration", found.paths[0, 0]))
         self.version = number_in(first, "checkpoint_version", found.paths[0, 0])
+        raise_if_any(CheckpointError, self._strangers(contents))
         self.legacy = False
         self._pieces: dict[str, dict[int, tuple[StoredTensor, Path]]] = {}
         self._gather(contents)
 
     def shapes(self) -> Mapping[str, tuple[tuple[int, ...], int]]:
-        return {name: (pieces[0][0].shape, len(pieces)) for name, pieces in self._pieces.items()}
+        return {name: (next(iter(pieces.values()))[0].shape, self._sizes[0]) for name, pieces in self._pieces.items()}
 
     def read(self, name: str, parameter: ParameterRecord, config: ModelConfig) -> Tensor:
         wanted = piece_shape(parameter, self._sizes[0])
@@ -98,6 +99,13 @@ class RankFilesSource:
             if not torch.equal(part, parts[0]):
                 raise copies_differ(self.folder, name, f"tensor-parallel ranks 0 and {rank}", part, parts[0])
         return parts[0]
+
+    def _strangers(self, contents: Mapping[tuple[int, int], dict[str, Any]]) -> Iterator[Problem]:
+        """Files that another save has left."""
+        for rank, path in self._paths.items():
+            if (iteration := number_in(contents[rank], "iteration", path)) != self.iteration:
+                yield Problem("checkpoint", path, f"is of iteration {iteration:g}, that of the first rank of "
+                              f"{self.iteration}", "copy all files of one checkpoint")
 
     def _gather(self, contents: Mapping[tuple[int, int], dict[str, Any]]) -> None:
         """Fills `_pieces`. Layers are counted on from chunk to chunk: all stages of the first virtual stage, all of the

@@ -240,6 +240,14 @@ def _another_shape(folder: Path) -> None:
          lambda content: content["model"].update({"embedding.word_embeddings.weight": torch.ones(24, 24)}))
 
 
+def _of_another_save(folder: Path) -> None:
+    edit(folder / "mp_rank_01_001", lambda content: content.update(iteration=2000))
+
+
+def _lose_a_piece(folder: Path) -> None:
+    edit(folder / "mp_rank_00_000", lambda content: content["model"].pop("embedding.word_embeddings.weight"))
+
+
 def _newer(folder: Path) -> None:
     edit(folder / "mp_rank_00_000", lambda content: content.update(checkpoint_version=4.0))
 
@@ -266,6 +274,8 @@ def _tracker(text: str) -> Callable[[Path], None]:
     (_add_a_decoder, "decoder.layers.0.input_layernorm.weight is no parameter of a BERT"),
     (_lose_a_tensor, "lm_head.dense.bias: is missing"),
     (_another_shape, "should be [32, 24] floating-point numbers"),
+    (_of_another_save, "is of iteration 2000, that of the first rank of 3000"),
+    (_lose_a_piece, "lacks embedding.word_embeddings.weight of tensor-parallel rank 0"),
     (_newer, "is newer than 3.0"),
     (_other_args(swiglu=True, num_experts=8), "num_experts=8: is not computed here"),
     (_other_args(tensor_model_parallel_size=4), "the files are of 2"),
