@@ -21,7 +21,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.set_defaults(run=_run)
     parser.add_argument("folder", type=Path, metavar="FOLDER",
                         help="what Megatron's --save named (then its latest), or an iter_... folder in it")
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder to make, for --load OUT --finetune --use-checkpoint-args")
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder to make, for --load OUT --finetune")
     parser.add_argument("--vocab-file", type=Path, required=True, metavar="PATH", help="the run's vocabulary")
     parser.add_argument("--tokenizer-type", choices=TOKENIZER_TYPES, help="default: the checkpoint's")
     parser.add_argument("--vocab-extra-bos-eos", action="store_true",
@@ -34,15 +34,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    print(_summary(import_from_megatron(arguments.folder, arguments.out, MegatronImportOptions(
+    options = MegatronImportOptions(
         vocab_file=arguments.vocab_file, tokenizer_type=arguments.tokenizer_type,
         vocab_extra_bos_eos=arguments.vocab_extra_bos_eos, force=arguments.force,
-        stated=StatedByUser(num_attention_heads=arguments.num_attention_heads, activation=arguments.activation),
-    ))))
+        stated=StatedByUser(num_attention_heads=arguments.num_attention_heads, activation=arguments.activation))
+    print(_summary(import_from_megatron(arguments.folder, arguments.out, options), options))
     return EXIT_DONE
 
 
-def _summary(report: MegatronImportReport) -> str:
+def _summary(report: MegatronImportReport, options: MegatronImportOptions) -> str:
     model = report.config
     parts = [f"{model.num_layers} layers, hidden size {model.hidden_size}, {model.num_attention_heads} heads",
              f"vocabulary {model.vocab_size} ({report.tokenizer_type})",
@@ -55,5 +55,6 @@ def _summary(report: MegatronImportReport) -> str:
         "Weights only: Megatron's optimizer state and place in the data stay behind.",
         "",
         "Go on training with:",
-        f"    --load {report.out} --finetune --use-checkpoint-args",
+        f"    --load {report.out} --finetune --use-checkpoint-args"
+        + (" --vocab-extra-bos-eos" if options.vocab_extra_bos_eos else ""),
     ])

@@ -310,6 +310,16 @@ def test_the_vocabulary_has_to_be_the_runs(tmp_path: Path, capsys: pytest.Captur
     assert "cannot be read" in capsys.readouterr().err
 
 
+def test_bos_and_eos_of_megatrons_tokenizer_can_be_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, tensors = megatron_model()
+    write_megatron(tmp_path / "megatron", config, tensors, CORE)
+    assert convert(tmp_path / "megatron", tmp_path / "out", "--vocab-extra-bos-eos") == 0
+    assert "--finetune --use-checkpoint-args --vocab-extra-bos-eos" in capsys.readouterr().out
+    assert converted(tmp_path / "out")[0].vocab_size == len(TOKENS) + 2
+
+
 def test_an_output_that_exists_is_replaced_by_force_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, tensors = megatron_model()
     folder = write_megatron(tmp_path / "megatron", config, tensors, CORE)
