@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import random
 import re
 import signal
@@ -13,7 +12,18 @@ import time
 from pathlib import Path
 
 import pytest
-from launched import ROOT, SMALL, command, environment, launch, make_data, outputs, records, tensor_hashes
+from launched import (
+    ROOT,
+    SMALL,
+    command,
+    environment,
+    kill_with_descendants,
+    launch,
+    make_data,
+    outputs,
+    records,
+    tensor_hashes,
+)
 
 from bert_ds.checkpoint.reader import Checkpoint, find_latest
 from bert_ds.compat import check_deepspeed_version
@@ -65,7 +75,7 @@ def test_killed_three_times_the_run_gives_the_same_curve(data: list[str], tmp_pa
             if re.search(rf"iteration +{first}/", line):
                 break
         time.sleep(draw.uniform(0, 0.3))
-        os.killpg(running.pid, signal.SIGKILL)
+        kill_with_descendants(running.pid)
         running.communicate()
         found = find_latest(tmp_path / "killed" / "checkpoints", verify_hashes=True)
         assert found is not None
