@@ -93,19 +93,23 @@ def test_a_public_model_learns_from_a_text(tmp_path: Path, model_class: str) -> 
     write_text(text)
     command = (ROOT / "recipes" / "continue.sh", model, text, out, *FLAGS)
     interrupted = run(*command, "--exit-interval", "80")
-    assert f"the weights of {out / 'start' / 'iter_0000000'} are loaded" in interrupted.stdout + interrupted.stderr
+    start = out / "start" / "model" / "iter_0000000"
+    assert f"the weights of {start} are loaded" in interrupted.stdout + interrupted.stderr
     first = losses(out / "runs")
     assert max(first) == 80
     run(*command)
     curve = losses(out / "runs")
     assert max(curve) == 120 and {step: curve[step] for step in first} == first, "goes on, and does not start anew"
-    start, end = (sum(curve[step] for step in steps) / 5 for steps in (range(1, 6), range(116, 121)))
-    assert end < 0.85 * start
+    before, after = (sum(curve[step] for step in steps) / 5 for steps in (range(1, 6), range(116, 121)))
+    assert after < 0.85 * before
 
     manifest = Checkpoint.open(locate(out / "checkpoints")).manifest
-    assert manifest.config["model"]["norm_placement"] == ("pre" if "Megatron" in model_class else "post")
+    megatron = "Megatron" in model_class
+    assert manifest.config["model"]["norm_placement"] == ("pre" if megatron else "post")
+    assert manifest.config["data"]["sentence_task"] == ("order" if megatron else "random_next")
     assert manifest.vocabulary.tokenizer_type == "BertWordPieceCase"
     run(sys.executable, "-m", "bert_ds.convert", "to-hf", out / "checkpoints", out / "export")
+    assert "| starts from | the weights of model |" in (out / "export" / "README.md").read_text()
     assert loss_in_transformers(out / "export") < 0.7 * loss_in_transformers(model)
 
 
@@ -115,7 +119,7 @@ def test_the_dry_run_tells_where_the_model_comes_from(tmp_path: Path) -> None:
                DRY_RUN="1", GPUS_PER_NODE="8").stdout
     assert "Dry run of continue on 8 ranks" in told
     lines = [line.split() for line in told.splitlines()]
-    start = str(tmp_path / "out" / "start" / "iter_0000000")
+    start = str(tmp_path / "out" / "start" / "model" / "iter_0000000")
     for row in (["model.hidden_size", "32", start], ["model.norm_placement", "post", start],
                 ["data.vocab_file", f"{start}/vocab.txt", start]):
         assert row in lines

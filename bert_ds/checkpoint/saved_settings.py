@@ -15,7 +15,7 @@ _USUAL = ("seq_length", "hidden_dropout", "attention_dropout", "init_method_std"
 
 
 def saved_settings(output: OutputConfig) -> SavedSettings:
-    """The model, tokenizer and vocabulary of the checkpoint in `output.load`.
+    """The model, sentence task, tokenizer and vocabulary of the checkpoint in `output.load`.
 
     The size of the vocabulary is left to the vocabulary's file: the checkpoint's copy, unless the run saves into
     the same folder, where checkpoints come and go.
@@ -29,6 +29,8 @@ def saved_settings(output: OutputConfig) -> SavedSettings:
     manifest = Checkpoint.open(folder).manifest
     model = asdict(model_config_from(manifest))
     usual = {f"model.{name}": model[name] for name in _USUAL}
+    if (task := (manifest.config.get("data") or {}).get("sentence_task")) is not None:
+        usual["data.sentence_task"] = task
     if output.load != output.save:
         usual["data.vocab_file"] = str(folder / VOCABULARY_FILE)
     return SavedSettings(

@@ -6,7 +6,7 @@ Training starts from it with `--load FOLDER --finetune`; it exports like any oth
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,21 @@ _FILE_BYTES = 2**29
 """Files are closed beyond this size: what is in memory at a time, and what several ranks share in checking."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Where converted weights come from."""
+
+    name: str
+    """What the model is called."""
+    origin: Mapping[str, Any]
+    """For whoever reads the manifest; JSON's own types."""
+    sentence_task: str = "order"
+    """What the sentence head was trained for, one of config.data.SENTENCE_TASKS."""
+
+
 def write_converted(
     save_dir: Path, model: ModelConfig, weights: Callable[[str], Tensor], *, vocab_file: Path, tokenizer_type: str,
-    name: str, origin: Mapping[str, Any],
+    provenance: Provenance,
 ) -> Path:
     """Writes SAVE_DIR/iter_0000000 and `latest`; returns the checkpoint's folder.
 
@@ -35,16 +47,15 @@ def write_converted(
         weights: the full fp32 tensor of a logical name; asked once for each, in the order of the forward pass.
         vocab_file: vocabulary of the model, copied; it has model.vocab_size entries.
         tokenizer_type: how text becomes its tokens, one of config.data.TOKENIZER_TYPES.
-        name: what the model is called.
-        origin: where the weights come from, JSON's own types, for whoever reads the manifest.
+        provenance: where the weights come from.
     """
     tag, parameters = tag_for(0), parameter_shapes(model)
     folder = prepare_folder(save_dir, tag)
     vocabulary = write_vocabulary(folder, vocab_file, size=model.vocab_size, tokenizer_type=tokenizer_type)
     return commit(save_dir, tag, Manifest(
         step=0, consumed_samples=0, successful_samples=0, skipped_steps=0, optimizer_step=0, loss_scaler=None,
-        config={"name": name, "model": asdict(model), "data": {"tokenizer_type": tokenizer_type},
-                "origin": dict(origin)},
+        config={"name": provenance.name, "model": asdict(model), "origin": dict(provenance.origin),
+                "data": {"tokenizer_type": tokenizer_type, "sentence_task": provenance.sentence_task}},
         layout=LayoutRecord(1, 1, 1), versions={"bert_ds": __version__, "torch": torch.__version__},
         vocabulary=vocabulary, metrics={}, parameters=parameters,
         files=tuple(_write_files(folder, parameters, weights)),

@@ -60,8 +60,8 @@ def import_from_huggingface(folder: Path, out: Path, options: ImportOptions) -> 
     with output_folder(out, source=folder, force=options.force, marker=LATEST_FILE) as made:
         vocab_file = _write_vocabulary(made, source.vocabulary)
         checkpoint = write_converted(
-            made, source.config, source.weight, vocab_file=vocab_file, name=folder.resolve().name,
-            tokenizer_type=source.vocabulary.tokenizer_type, origin=source.origin())
+            made, source.config, source.weight, vocab_file=vocab_file,
+            tokenizer_type=source.vocabulary.tokenizer_type, provenance=source.provenance)
         reason = why_not_verifiable(source.config) if options.verify else "verification was switched off"
         difference = None if reason else _verify(source, checkpoint)
     return ImportReport(

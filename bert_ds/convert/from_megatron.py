@@ -18,7 +18,7 @@ from bert_ds.checkpoint.format import LATEST_FILE, ParameterRecord
 from bert_ds.checkpoint.parameters import parameter_shapes
 from bert_ds.config.data import TOKENIZER_TYPES
 from bert_ds.config.model import ModelConfig
-from bert_ds.convert.converted_checkpoint import write_converted
+from bert_ds.convert.converted_checkpoint import Provenance, write_converted
 from bert_ds.convert.megatron_args import StatedByUser, model_config_of
 from bert_ds.convert.megatron_dist import DistSource
 from bert_ds.convert.megatron_layout import DIST_METADATA_FILE, find_iteration
@@ -86,7 +86,7 @@ def import_from_megatron(folder: Path, out: Path, options: MegatronImportOptions
     with output_folder(out, source=folder, force=options.force, marker=LATEST_FILE) as made:
         _check_tie(source, theirs, stored)
         write_converted(made, config, weight, vocab_file=options.vocab_file, tokenizer_type=tokenizer_type,
-                        name=source.folder.resolve().parent.name, origin=_origin(source))
+                        provenance=Provenance(name=source.folder.resolve().parent.name, origin=_origin(source)))
     return MegatronImportReport(source=source.folder, out=out, format=_format(source), iteration=source.iteration,
                                 config=config, tokenizer_type=tokenizer_type)
 

@@ -10,6 +10,7 @@ from bert_ds.config.model import ModelConfig
 from bert_ds.errors import CheckpointError, Problem, raise_if_any
 
 NORM_PLACEMENT_OF = {"megatron-bert": "pre", "bert": "post"}
+SENTENCE_TASK_OF = {"megatron-bert": "order", "bert": "random_next"}
 ACTIVATION_OF = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 _DEFAULTS = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1,
              "attention_probs_dropout_prob": 0.1, "initializer_range": 0.02}

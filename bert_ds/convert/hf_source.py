@@ -13,9 +13,10 @@ from torch import Tensor
 
 from bert_ds.checkpoint.parameters import parameter_shapes
 from bert_ds.config.model import ModelConfig
+from bert_ds.convert.converted_checkpoint import Provenance
 from bert_ds.convert.hf_model import CONFIG_FILE
 from bert_ds.convert.hf_names import POSITIONS, TOKEN_TYPES, WORD_TABLE, drop_tied_copies, known_names
-from bert_ds.convert.hf_settings import model_config_from_hf
+from bert_ds.convert.hf_settings import SENTENCE_TASK_OF, model_config_from_hf
 from bert_ds.convert.hf_vocabulary import FoundVocabulary, read_vocabulary
 from bert_ds.convert.hf_weights import ModelWeights, read_json
 from bert_ds.convert.name_map import CutVocabulary, Rule, name_map
@@ -146,11 +147,14 @@ class SourceModel:
                 for part, value in zip(self.rules[name].theirs, self.rules[name].transform.split(self._initial(name)),
                                        strict=True)}
 
-    def origin(self) -> dict[str, Any]:
-        """For the manifest: where the weights come from."""
-        return {"format": "huggingface", "folder": self.folder.resolve().name,
-                "model_type": self.settings["model_type"], "architectures": self.settings.get("architectures"),
-                "name": self.settings.get("_name_or_path"), "initialized": list(self.missing)}
+    @property
+    def provenance(self) -> Provenance:
+        """Where the weights come from. `bert` stems from the original BERT, `megatron-bert` from Megatron-LM."""
+        name, model_type = self.folder.resolve().name, self.settings["model_type"]
+        return Provenance(name=name, sentence_task=SENTENCE_TASK_OF[model_type], origin={
+            "format": "huggingface", "folder": name, "model_type": model_type,
+            "architectures": self.settings.get("architectures"), "name": self.settings.get("_name_or_path"),
+            "initialized": list(self.missing)})
 
 
 def _entries(vocabulary: FoundVocabulary, rows: int) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bert_ds.checkpoint.format import Manifest
 from bert_ds.config.model import ModelConfig
@@ -116,7 +116,8 @@ def _training_rows(manifest: Manifest) -> Iterator[tuple[str, object]]:
     config = manifest.config
     data, engine, schedule = (config.get(section) or {} for section in ("data", "engine", "schedule"))
     row_length = config["model"].get("seq_length")
-    yield "recipe", config.get("name")
+    yield "recipe" if schedule else "name", config.get("name")
+    yield "starts from", _starting_point(config)
     # Only the last part of the path: the folders above it are nobody's business.
     prefixes = data.get("train_data_path") or data.get("data_path", ())
     yield "data", ", ".join(Path(prefix).name for prefix in prefixes)
@@ -135,6 +136,15 @@ def _training_rows(manifest: Manifest) -> Iterator[tuple[str, object]]:
     layout = manifest.layout
     yield "layout", (f"{layout.world_size} ranks: tensor {layout.tensor_parallel} x pipeline "
                      f"{layout.pipeline_parallel} x data {layout.data_parallel}")
+
+
+def _starting_point(config: Mapping[str, Any]) -> str | None:
+    """What the weights were before this training, by the last part of its path."""
+    output, origin = (config.get(section) or {} for section in ("output", "origin"))
+    if output.get("finetune"):
+        return f"the weights of {Path(output['load']).name}"
+    folder = origin.get("folder")
+    return f"{Path(folder).name}, converted from {origin.get('format')}" if folder else None
 
 
 def _table(rows: Iterable[tuple[str, object]]) -> str:

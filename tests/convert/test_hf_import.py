@@ -82,6 +82,7 @@ def test_there_and_back_is_bit_for_bit(tmp_path: Path, architecture: str, activa
     export_to_huggingface(report.out, tmp_path / "back", ExportOptions())
     assert_same(load_file(tmp_path / "back" / "model.safetensors"), load_file(folder / "model.safetensors"))
     assert config_of(tmp_path / "back") == config_of(folder)
+    assert "| starts from | theirs, converted from huggingface |" in (tmp_path / "back" / "README.md").read_text()
     assert (tmp_path / "back" / "vocab.txt").read_bytes() == (folder / "vocab.txt").read_bytes()
     assert content_of(folder) == before
 
