@@ -19,7 +19,7 @@ from bert_ds.checkpoint.parameters import parameter_shapes
 from bert_ds.config.data import TOKENIZER_TYPES
 from bert_ds.config.model import ModelConfig
 from bert_ds.convert.converted_checkpoint import Provenance, write_converted
-from bert_ds.convert.megatron_args import StatedByUser, model_config_of
+from bert_ds.convert.megatron_args import StatedByUser, model_config_of, size_in
 from bert_ds.convert.megatron_dist import DistSource
 from bert_ds.convert.megatron_layout import DIST_METADATA_FILE, find_iteration
 from bert_ds.convert.megatron_names import OUTPUT_BIAS, OUTPUT_WEIGHT, WORD_TABLE, fit_rows
@@ -116,9 +116,9 @@ def _problems(
     for name in sorted(found - set(stored) - tied_copy):
         yield Problem(str(source.folder), name, "does not fit the rest of the model", "use a complete checkpoint")
     rows, entries = theirs.vocab_size, len(vocabulary)
-    multiple = (source.args or {}).get("make_vocab_size_divisible_by") or _ROWS_MULTIPLE
-    unit = int(multiple) * (source.layout[0] if source.layout else (source.args or {}).get(
-        "tensor_model_parallel_size") or 1)
+    args = source.args or {}
+    tensor_parallel = source.layout[0] if source.layout else size_in(args, "tensor_model_parallel_size", 1)
+    unit = size_in(args, "make_vocab_size_divisible_by", _ROWS_MULTIPLE) * tensor_parallel
     # Up to 0.16 Megatron-LM counts [BOS] and [EOS] too, which the vocabulary need not hold.
     fewest = max(rows - unit - len(EXTRA_TOKENS), 0) + 1
     if not fewest <= entries <= rows:
@@ -143,4 +143,4 @@ def _format(source: MegatronSource) -> str:
 def _origin(source: MegatronSource) -> dict[str, Any]:
     args = source.args or {}
     return {"program": "Megatron-LM", "format": _format(source), "iteration": source.iteration,
-            "consumed_train_samples": args.get("consumed_train_samples"), "layout": source.layout}
+            "consumed_train_samples": size_in(args, "consumed_train_samples", 0), "layout": source.layout}

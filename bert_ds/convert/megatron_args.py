@@ -58,9 +58,9 @@ def model_config_of(source: MegatronSource, stated: StatedByUser) -> ModelConfig
         num_layers=1 + max(int(name.split(".")[2]) for name in shapes if name.startswith("encoder.layers.")),
         hidden_size=hidden, num_attention_heads=heads, kv_channels=_kv_channels(source, heads, hidden),
         ffn_hidden_size=_full_rows(source, f"{_LAYER}mlp.linear_fc1.weight"),
-        seq_length=min(args.get("seq_length") or positions, positions), max_position_embeddings=positions,
+        seq_length=min(size_in(args, "seq_length", positions), positions), max_position_embeddings=positions,
         position_embedding_type="learned_absolute" if has_positions else "rope",
-        rotary_percent=float(args.get("rotary_percent") or 1.0), rotary_base=float(args.get("rotary_base") or 10000),
+        rotary_percent=_number(args, "rotary_percent", 1.0), rotary_base=_number(args, "rotary_base", 10000.0),
         vocab_size=rows * pieces, make_vocab_size_divisible_by=1,
         hidden_dropout=_number(args, "hidden_dropout", 0.1), attention_dropout=_number(args, "attention_dropout", 0.1),
         layernorm_epsilon=_number(args, "norm_epsilon", _number(args, "layernorm_epsilon", 1e-5)),
@@ -193,6 +193,12 @@ def _kv_channels(source: MegatronSource, heads: int, hidden: int) -> int | None:
 def _full_rows(source: MegatronSource, name: str) -> int:
     shape, pieces = source.shapes()[name]
     return shape[0] * pieces
+
+
+def size_in(args: Mapping[str, Any], name: str, default: int) -> int:
+    """The positive whole number that the arguments have for `name`, or the default."""
+    value = args.get(name)
+    return value if isinstance(value, int) and value > 0 else default
 
 
 def _number(args: Mapping[str, Any], name: str, default: float) -> float:
