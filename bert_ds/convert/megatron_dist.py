@@ -26,6 +26,7 @@ from bert_ds.errors import CheckpointError, Problem, raise_if_any
 COMMON_FILE = "common.pt"
 _NOT_THE_MODEL = ("optimizer.", "rng_state", "rerun_state_machine", "args", "opt_param_scheduler", "chained_")
 _STACKED = "encoder.layers."
+_MOST_LAYERS = 10_000
 _AGAIN = "copy the checkpoint again"
 
 
@@ -67,13 +68,9 @@ class DistSource:
         self.iteration = int(number_in(common, "iteration", folder / COMMON_FILE))
         self.version = number_in(common, "checkpoint_version", folder / COMMON_FILE) or 3.0
         sizes, self._chunks = _metadata(folder)
-        self._places = {name: place for key, shape in sizes.items() for name, place in _places(key, shape)}
-        unknown = sorted(place.key for name, place in self._places.items() if logical_name(name) is None)
-        raise_if_any(CheckpointError, (
-            Problem("checkpoint", folder, f"{key} is no parameter of a BERT that is known here",
-                    "use the checkpoint of a BERT that Megatron-LM's pretrain_bert.py trained")
-            for key in dict.fromkeys(unknown)))
-        self._places = {str(logical_name(name)): place for name, place in self._places.items()}
+        places = {name: place for key, shape in sizes.items() for name, place in _places(key, shape)}
+        raise_if_any(CheckpointError, _unknown(folder, places))
+        self._places = {str(logical_name(name)): place for name, place in places.items()}
 
     def shapes(self) -> Mapping[str, tuple[tuple[int, ...], int]]:
         return {name: (place.shape, 1) for name, place in self._places.items()}
@@ -105,11 +102,19 @@ class DistSource:
 
 def _places(key: str, shape: tuple[int, ...]) -> Iterator[tuple[str, _Place]]:
     """The names in core's model that a tensor of the checkpoint stands for."""
-    if not key.startswith(_STACKED) or key.removeprefix(_STACKED)[0].isdigit():
+    is_stacked = key.startswith(_STACKED) and not key.removeprefix(_STACKED)[:1].isdigit()
+    if not is_stacked or not shape or shape[0] > _MOST_LAYERS:
         yield key, _Place(key, None, shape)
         return
     for layer in range(shape[0]):
         yield f"{_STACKED}{layer}.{key.removeprefix(_STACKED)}", _Place(key, layer, shape[1:])
+
+
+def _unknown(folder: Path, places: Mapping[str, _Place]) -> Iterator[Problem]:
+    """The tensors that BERT does not have."""
+    for key in dict.fromkeys(place.key for name, place in places.items() if logical_name(name) is None):
+        yield Problem("checkpoint", folder, f"{key} is no parameter of a BERT that is known here",
+                      "use the checkpoint of a BERT that Megatron-LM's pretrain_bert.py trained")
 
 
 def _metadata(folder: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, list[_Chunk]]]:

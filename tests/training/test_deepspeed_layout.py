@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
-from tiny_runs import Case, EngineRun, vocabulary, write_vocabulary
+from tiny_runs import Case, EngineRun, run_config, vocabulary, write_vocabulary
 
 from bert_ds.checkpoint.format import KINDS
 from bert_ds.checkpoint.reader import Checkpoint, locate
@@ -63,6 +63,16 @@ def test_deepspeeds_converter_reads_what_is_written(tmp_path: Path) -> None:
             for kind, state_name in _STATES.items():
                 merged = torch.load(out / "zero" / theirs / f"{state_name}.pt", weights_only=False)["param"]
                 assert torch.equal(merged.float(), ours.read_full(kind, name)), (case.precision, kind, name)
+
+
+@pytest.mark.parametrize(("case", "reason"), [
+    (Case(zero=0), "needs ZeRO's files"), (Case(pp=2, schedule="dualpipev"), "does not know the stages of DualPipeV"),
+])
+def test_what_deepspeeds_converter_does_not_read_is_refused(case: Case, reason: str) -> None:
+    run = run_config(case)
+    run = replace(run, output=replace(run.output, save_deepspeed="deepspeed"))
+    found = [problem for problem in run.problems(case.tp * case.pp) if problem.setting == "output.save_deepspeed"]
+    assert [reason in problem.reason for problem in found] == [True]
 
 
 def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
