@@ -38,7 +38,7 @@ def test_there_are_commands() -> None:
 def test_a_command_can_be_typed(command: str) -> None:
     subprocess.run(["bash", "-n", "-c", command], check=True)
     variables, (program, *arguments) = words_of(command)
-    if program in {"source", "tensorboard"}:
+    if program in {"source", "tensorboard"} or (program == "recipes/continue.sh" and (ROOT / program).is_file()):
         return
     if program in ("python", "deepspeed") and arguments[0] == "bert_ds/pretrain.py":
         resolve_run(arguments[1:], world_size=8)
