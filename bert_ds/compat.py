@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -98,12 +99,25 @@ def import_transformer_engine() -> ModuleType:
     """
     if transformer_engine_version() is None:
         raise _transformer_engine_refused("Transformer Engine is not installed")
+    _share_cudnn()
     try:
         import transformer_engine.pytorch as te  # noqa: PLC0415
     except (ImportError, OSError, RuntimeError, AssertionError) as error:
         raise _transformer_engine_refused(
             f"Transformer Engine {transformer_engine_version()} does not load here ({error})") from error
     return te
+
+
+def _share_cudnn() -> None:
+    """Lets Transformer Engine load the cuDNN that PyTorch brought along, unless the user has named another.
+
+    It would take the system's first, and parts of two versions in one process end in undefined symbols.
+    """
+    found = importlib.util.find_spec("nvidia")
+    for folder in found.submodule_search_locations or () if found else ():
+        cudnn = Path(folder) / "cudnn"
+        if cudnn.is_dir() and not {"CUDNN_HOME", "CUDNN_PATH"} & set(os.environ):
+            os.environ["CUDNN_HOME"] = str(cudnn)
 
 
 def _transformer_engine_refused(reason: str) -> ConfigError:

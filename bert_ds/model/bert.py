@@ -6,8 +6,9 @@ Every layout runs the same list: the pipeline cuts it into stages (model/pipelin
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,10 +21,11 @@ from bert_ds.model.heads import HeadOutputs, LogitBias, OutputLayer, Pretraining
 from bert_ds.model.init import initialize_parameter
 from bert_ds.model.transformer_layer import TransformerLayer
 from bert_ds.ops.attention import choose_attention
-from bert_ds.ops.backends import AttentionQuery
+from bert_ds.ops.backends import Attention, AttentionQuery
 from bert_ds.ops.rows import RowKind
 from bert_ds.parallel.context import ParallelContext
 
+log = logging.getLogger(__name__)
 WORD_EMBEDDINGS = "word_embeddings"
 """Key of the tied word table."""
 
@@ -82,6 +84,7 @@ def bert_layers(
     """
     attention = choose_attention(config.attention_backend, _attention_query(config, ctx, compute),
                                  config.transformer_impl)
+    config = _compiled_where_it_repeats(config, attention)
     untied = config.untie_embeddings_and_output_weights
     words = LayerDef(WordEmbeddings, (config, ctx), (("", "embedding.word_embeddings."),),
                      None if untied else WORD_EMBEDDINGS)
@@ -95,6 +98,19 @@ def bert_layers(
     second_words = LayerDef(WordEmbeddings, (config, ctx), words.names, WORD_EMBEDDINGS, pass_word_weight)
     bias = LayerDef(LogitBias, (config, ctx), (("", "output_layer."),))
     return (words, tail, *layers, heads, second_words, bias)
+
+
+def _compiled_where_it_repeats(config: ModelConfig, attention: Attention) -> ModelConfig:
+    """The model without compilation where recomputation would meet another dropout.
+
+    What a compiled graph recomputes draws from a generator of its own (torch._functorch), which nobody can seed.
+    """
+    draws = attention.draws and config.attention_dropout > 0
+    if not (config.compile and config.recompute_granularity == "selective" and draws):
+        return config
+    log.warning("compile: not with selective recomputation of attention by %s, whose dropout would not repeat; layers "
+                "run uncompiled", attention.name)
+    return replace(config, compile=False)
 
 
 def _attention_query(config: ModelConfig, ctx: ParallelContext, compute: ComputeSettings) -> AttentionQuery:

@@ -36,6 +36,7 @@ def gradients(device: str = "cuda", **changes: object) -> torch.Tensor:
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("backend", [name for name in ATTENTION_BACKENDS if name != "auto"])
 def test_selective_recomputation_repeats_the_dropout_of_every_backend(backend: str, compiled: bool) -> None:
+    torch._dynamo.reset()
     try:
         kept = gradients(attention_backend=backend, compile=compiled)
     except ConfigError as refused:
