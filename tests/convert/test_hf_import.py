@@ -169,6 +169,21 @@ def test_all_files_of_one_model_give_the_same_checkpoint(bert: Path, tmp_path: P
     assert_same(weights_of(report.out), weights_of(tmp_path / "expected"))
 
 
+def test_an_output_layer_of_its_own_is_kept(tmp_path: Path) -> None:
+    model = hf_model("BertForPreTraining", tie_word_embeddings=False)
+    head = model.cls.predictions
+    head.decoder.bias = torch.nn.Parameter(head.bias.detach().clone())
+    folder = save_model(tmp_path / "theirs", model)
+    report = import_from_huggingface(folder, tmp_path / "ours", ImportOptions())
+    assert report.config.untie_embeddings_and_output_weights
+    found = weights_of(report.out)
+    assert torch.equal(found["output_layer.weight"][: len(TOKENS)], head.decoder.weight)
+    assert "of the largest logit" in report.verification
+    export_to_huggingface(report.out, tmp_path / "back", ExportOptions())
+    theirs = {"cls.predictions.decoder.bias": head.bias.detach(), **load_file(folder / "model.safetensors")}
+    assert_same(load_file(tmp_path / "back" / "model.safetensors"), theirs)
+
+
 def test_half_precision_becomes_fp32(bert: Path, tmp_path: Path) -> None:
     tensors = {name: tensor.bfloat16() for name, tensor in load_file(bert / "model.safetensors").items()}
     replace_weights(bert, tensors)
@@ -289,6 +304,11 @@ def file_with(name: str, content: str) -> Callable[[Path], None]:
     return change
 
 
+def unreadable_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "config.json").mkdir()
+
+
 def only_for_tensorflow(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "tf_model.h5")
 
@@ -322,6 +342,7 @@ def quantized(folder: Path) -> None:
     (config_with(intermediate_size=48), "of shape [40, 24], and its config.json makes that [48, 24]"),
     (config_with(type_vocab_size=3), "give --bert-no-binary-head"),
     (file_with("config.json", "{"), "config.json: is not JSON"),
+    (unreadable_config, "config.json: Is a directory"),
     (without("bert.encoder.layer.1.attention.self.key.bias"), "lacks bert.encoder.layer.1.attention.self.key.bias"),
     (without("cls.predictions.transform.dense.weight"), "lacks cls.predictions.transform.dense.weight"),
     (with_tensor("classifier.weight", 2, 24), "holds classifier.weight, which has no place in the model"),
