@@ -162,6 +162,9 @@ def _memory(resolved: ResolvedRun) -> Iterator[str]:
                      *(f"{size / MIB:,.0f}" for size in sizes)))
     yield from _table(rows)
     yield "without the allocator's reserve, communication buffers and the device's own context"
+    if run.output.save and run.output.async_save:
+        saved = max(memory.saved for memory in predict_memory(run, resolved.world_size))
+        yield f"and up to {saved / MIB:,.0f} in the memory of its machine: a copy to write checkpoints from"
 
 
 def _learning_rate(run: RunConfig) -> Iterator[str]:

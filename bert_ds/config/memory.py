@@ -32,6 +32,8 @@ class RankMemory:
     activations: int
     """Kept for the backward pass of all micro-batches in flight."""
     logits: int
+    saved: int
+    """What it writes of a checkpoint at most, and keeps a copy of in the memory of its machine meanwhile."""
 
     @property
     def total(self) -> int:
@@ -59,6 +61,7 @@ def _rank(run: RunConfig, world_size: int, pp_rank: int) -> RankMemory:
         optimizer=(parameters - copied) * (masters + 8) // shares,
         activations=_activations(run, world_size, stages),
         logits=_logits(run) if run.parallel.num_stages - 1 in stages else 0,
+        saved=(parameters - copied) * (12 if run.output.save_optim else 4) // shares,
     )
 
 

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 _PROGRESS_S = 10.0
 _LAST_WAIT_S = 600.0
 """How long a rank that has failed waits for a checkpoint that is being written before it lets the others know."""
+_WORTH_TELLING_S = 0.5
 _SHARE_OF_MEMORY = 0.8
 """Of the available host memory, what copies may take."""
 
@@ -71,8 +72,9 @@ class Saver:
 
     def save(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
         """Saves the run as it stands; returns when training may go on, which is before the checkpoint is written."""
-        started = time.monotonic()
+        asked = time.monotonic()
         self.wait()
+        started = time.monotonic()
         manifest = draft_manifest(self._run, self._ctx, self._engine, state, self._vocabulary, metrics)
         slices = list(self._slices(self._target.disks))
         self._tag = tag_for(state.step)
@@ -81,7 +83,9 @@ class Saver:
             self.wait()
             return
         slices = self._copy.of(slices)
-        waited = time.monotonic() - started
+        waited = f"{time.monotonic() - started:.2f} s"
+        if started - asked > _WORTH_TELLING_S:
+            waited += f" after {started - asked:.1f} s for the checkpoint before"
         self._thread = threading.Thread(target=self._write, args=(manifest, slices, started, waited), name="save",
                                         daemon=True)
         self._thread.start()
@@ -137,7 +141,7 @@ class Saver:
         try:
             return f"rank {self._ctx.rank} has written {size_text(path.stat().st_size)}"
         except OSError:
-            return "ranks agree"
+            return "it is being published"
 
     def _make_room(self) -> None:
         if self._target.disks.leads(self._ctx.rank):
@@ -145,8 +149,8 @@ class Saver:
             remove_leftovers(self._target.folder)
             check_room(self._target.folder, self._target.needed_bytes)
 
-    def _write(self, manifest: Manifest, slices: list[TensorSlice], started: float, waited: float | None) -> None:
-        """Writes one checkpoint; in a thread of its own unless `waited`, the seconds that training waited, is None."""
+    def _write(self, manifest: Manifest, slices: list[TensorSlice], started: float, waited: str | None) -> None:
+        """Writes one checkpoint; `waited` tells how long training did, None that it still does."""
         try:
             size = write_checkpoint(self._target, self._ranks, manifest, slices)
         except CheckpointError as error:
@@ -158,9 +162,9 @@ class Saver:
         else:
             self._refused = None
             seconds = time.monotonic() - started
-            log.info("saved checkpoint %s (%s in %.1f s, %.2f GB/s; training waited %.2f s)",
+            log.info("saved checkpoint %s (%s in %.1f s, %.2f GB/s; training waited %s)",
                      self._target.folder / self._tag, size_text(size), seconds, size / 1e9 / max(seconds, 1e-9),
-                     seconds if waited is None else waited)
+                     waited or f"{seconds:.2f} s")
             if self._after_save is not None and self._ctx.rank == 0:
                 self._after_save(manifest.step)
 

@@ -94,12 +94,17 @@ def train(job: Job, state: TrainingState) -> int:
                 job.saver.save(state, _metrics(losses))
                 interval = Interval(ctx.device) if interval.steps == 0 else interval
         source.close()
-        if stopped is None:
-            _final_evaluations(job, state, losses)
-        is_saved = job.saver is not None and job.saver.wait()
+        return _end(job, state, losses, stopped)
+
+
+def _end(job: Job, state: TrainingState, losses: Losses | None, stopped: signal.Signals | None) -> int:
+    """What remains after the last step, while the last checkpoint is being written; the exit code."""
+    if stopped is None:
+        _final_evaluations(job, state, losses)
+    is_saved = job.saver is not None and job.saver.wait()
     if stopped is not None:
         log.info("stopped by %s after iteration %d; %s", stopped.name, state.step,
-                 f"resume with --load {run.output.save}" if is_saved else "nothing was saved")
+                 f"resume with --load {job.run.output.save}" if is_saved else "nothing was saved")
         return 128 + stopped.value
     if job.saver:
         job.saver.finish()
