@@ -278,8 +278,11 @@ def _load_old(file: BinaryIO, region: Region) -> Any:
     return result
 
 
-class _Unpickler(pickle.Unpickler):
-    """Looks nothing up: see the head of this file."""
+class _Unpickler(pickle._Unpickler):
+    """Looks nothing up: see the head of this file.
+
+    Python's own, not the one in C, which makes room for whatever number of objects a damaged file speaks of.
+    """
 
     def __init__(self, file: BinaryIO, region: Region | None, storages: dict[str, _Storage]) -> None:
         super().__init__(file, encoding="latin1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import re
 from argparse import Namespace
 from collections.abc import Callable
@@ -16,10 +17,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from bert_ds.checkpoint.parameters import parameter_shapes
 from bert_ds.checkpoint.reader import Checkpoint, locate
 from bert_ds.checkpoint.run_config import model_config_from
 from bert_ds.config.model import ModelConfig
 from bert_ds.convert.__main__ import main
+from bert_ds.convert.from_megatron import open_source
+from bert_ds.convert.megatron_args import StatedByUser, model_config_of
 from bert_ds.errors import CheckpointError
 from tests.checkpoint.saved_checkpoints import TOKENS, content_of, model_config, random_tensors, write_vocabulary_file
 from tests.convert.megatron_folders import Kind, megatron_args, write_megatron
@@ -297,6 +301,30 @@ def test_what_cannot_be_used_is_told_and_leaves_nothing(
     assert ". Fix: " in told
     assert sorted(path.name for path in tmp_path.iterdir()) == ["megatron", "vocabulary.txt"]
     assert content_of(tmp_path / "megatron") == before
+
+
+@pytest.mark.parametrize("old_container", [False, True])
+def test_damage_anywhere_is_an_error_or_harmless(tmp_path: Path, old_container: bool) -> None:
+    """Random bytes; the pickle stands at the beginning of the file, where most of them go."""
+    config, tensors = megatron_model()
+    kind = Kind("legacy", version=1.0, old_container=old_container)
+    folder = write_megatron(tmp_path / "megatron", config, tensors, kind)
+    path = folder / "mp_rank_00" / "model_optim_rng.pt"
+    good, choose, refused = path.read_bytes(), random.Random(1), 0
+    for _ in range(150):
+        bad = bytearray(good)
+        for _ in range(choose.choice([1, 1, 2, 8])):
+            bad[choose.randrange(choose.choice([len(bad), 12000, 12000]))] = choose.randrange(256)
+        path.write_bytes(bad)
+        try:
+            source = open_source(folder)
+            found = model_config_of(source, StatedByUser())
+            for name, parameter in parameter_shapes(found).items():
+                if name in source.shapes():
+                    source.read(name, parameter, found)
+        except CheckpointError:
+            refused += 1
+    assert refused > 75
 
 
 def test_the_vocabulary_has_to_be_the_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
