@@ -10,7 +10,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bert_ds.checkpoint.format import KINDS, FileRecord, LayoutRecord, Manifest, ParameterRecord, VocabularyRecord, tag_for
+from bert_ds.checkpoint.format import (
+    KINDS,
+    FileRecord,
+    LayoutRecord,
+    Manifest,
+    ParameterRecord,
+    VocabularyRecord,
+    tag_for,
+)
 from bert_ds.checkpoint.parameters import parameter_shapes
 from bert_ds.checkpoint.run_config import run_config_as_dict
 from bert_ds.checkpoint.writer import TensorSlice, commit, prepare_folder, write_rank_file, write_vocabulary

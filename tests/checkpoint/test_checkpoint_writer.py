@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import itertools
 import os
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +21,7 @@ from bert_ds.checkpoint import files
 from bert_ds.checkpoint.format import WEIGHT, Manifest, SliceRecord, step_of, tag_for
 from bert_ds.checkpoint.reader import Checkpoint, find_latest
 from bert_ds.checkpoint.tensor_file import TensorSpec, write_tensor_file
-from bert_ds.checkpoint.writer import TensorSlice, commit, prepare_folder, write_rank_file
+from bert_ds.checkpoint.writer import TensorSlice, commit, prepare_folder, superseded, write_rank_file
 from bert_ds.errors import CheckpointError
 from tests.checkpoint.saved_checkpoints import Layout, content_of, model_config, random_tensors, save
 
@@ -63,18 +67,70 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     assert (tmp_path / "latest").read_text() == "iter_0000100\n"
 
 
-def test_a_full_disk_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_at_any_point_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = random_tensors(CONFIG, kinds=(WEIGHT,))
+    save(tmp_path, CONFIG, weights)
+    before, failures = content_of(tmp_path), 0
+    while True:
+        touches = itertools.count()
+
+        def full(real: Any, touches: Iterator[int] = touches, last: int = failures) -> Any:
+            def touch(*arguments: Any, **keywords: Any) -> Any:
+                if next(touches) >= last:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return real(*arguments, **keywords)
+
+            return touch
+
+        with monkeypatch.context() as patch:
+            for module, name in ((os, "fsync"), (os, "mkdir"), (files, "_pieces")):
+                patch.setattr(module, name, full(getattr(module, name)))
+            try:
+                save(tmp_path, CONFIG, weights, step=200)
+                break
+            except CheckpointError as error:
+                assert re.search(r"output\.save=.*No space left on device.*Fix: free space", str(error))
+        failures += 1
+        kept = {path: sha for path, sha in content_of(tmp_path).items() if ".incomplete" not in path}
+        assert before.items() <= kept.items() or (tmp_path / "iter_0000200").exists()
+    assert failures > 20
+    assert find_latest(tmp_path, verify_hashes=True) == tmp_path / "iter_0000200"
+
+
+def test_what_is_kept(tmp_path: Path) -> None:
+    weights = random_tensors(CONFIG, kinds=(WEIGHT,))
+    for step in (100, 200, 300, 400, 500, 900):
+        save(tmp_path, CONFIG, weights, step=step)
+
+    def gone(step: int, keep_last: int | None, keep_every: int | None = None) -> list[int | None]:
+        return sorted(step_of(name) for name in superseded(tmp_path, step, keep_last=keep_last, keep_every=keep_every))
+
+    assert gone(600, None) == []
+    assert gone(600, 1) == [100, 200, 300, 400, 500], "900 is of a future that the run has left"
+    assert gone(600, 3) == [100, 200, 300]
+    assert gone(600, 3, 200) == [100, 300]
+    (tmp_path / "iter_0000500" / "rank_00000.safetensors").unlink()
+    assert gone(600, 3) == [100, 200], "a broken one does not count"
+    assert gone(600, 1) == [100, 200, 300, 400, 500]
+
+
+def test_nothing_goes_before_its_successor_is_proved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, CONFIG, OLD)
     before = content_of(tmp_path)
+    real = files.write_durably
 
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
+    def rotten(path: Path, buffers: Any) -> files.Digest:
+        written = real(path, buffers)
+        if path.suffix == ".safetensors":
+            with path.open("r+b") as file:
+                file.seek(-8, os.SEEK_END)
+                file.write(b"\xff")
+        return written
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointError, match=r"output\.save=.*No space left on device.*Fix: "):
-        save(tmp_path, CONFIG, NEW, step=200)
-    kept = {path: sha for path, sha in content_of(tmp_path).items() if ".incomplete" not in path}
-    assert kept == before
+    monkeypatch.setattr("bert_ds.checkpoint.tensor_file.write_durably", rotten)
+    with pytest.raises(CheckpointError, match="reads back otherwise than it was written"):
+        save(tmp_path, CONFIG, NEW, step=200, keep_last=1)
+    assert {path: sha for path, sha in content_of(tmp_path).items() if ".incomplete" not in path} == before
 
 
 def test_a_checkpoint_with_a_hole_is_never_committed(tmp_path: Path) -> None:
