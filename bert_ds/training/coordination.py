@@ -129,12 +129,15 @@ class Coordinator:
         with ExitStack() as stack:
             yield self.guarded(lambda: stack.enter_context(held))
 
-    def gather(self, what: str, value: Any, *, wanted: bool = True) -> list[Any]:
-        """Every rank's JSON value, in rank order, on the ranks that want them; also a barrier."""
+    def gather(self, what: str, value: Any, *, wanted: bool = True, for_all: bool = True) -> list[Any]:
+        """Every rank's JSON value, in rank order, on the ranks that want them; also a barrier.
+
+        With `for_all` false, alike on all ranks, rank 0 does not hand the values on: nobody else gets any.
+        """
         if self._store is None:
             return [json.loads(json.dumps(value))]
         try:
-            values = self._exchange(self._store, what, json.dumps(value), wanted)
+            values = self._exchange(self._store, what, json.dumps(value), wanted, for_all)
         except dist.DistError as error:
             raise PeerError.of("waiting for", what, f"rank 0, which keeps the store, is gone ({error})".split("\n")[0],
                                "see the message of that rank") from error
@@ -142,7 +145,7 @@ class Coordinator:
 
     def barrier(self, what: str) -> None:
         """Returns when all ranks have called it."""
-        self.gather(what, None, wanted=False)
+        self.gather(what, None, wanted=False, for_all=False)
 
     def leave(self, what: str) -> None:
         """The last barrier: rank 0, which may keep the store, leaves after all others."""
@@ -164,7 +167,7 @@ class Coordinator:
         assert self._store is not None
         return PeerError.of("waiting for", what, self._store.get(_ABORT).decode(), "see the message of that rank")
 
-    def _exchange(self, store: dist.Store, what: str, own: str, wanted: bool) -> list[str]:
+    def _exchange(self, store: dist.Store, what: str, own: str, wanted: bool, for_all: bool) -> list[str]:
         self._calls += 1
         call = f"bert_ds/{self._channel}/{self._calls}"
         keys, together = [f"{call}/{rank}" for rank in range(self.world_size)], f"{call}/all"
@@ -172,7 +175,7 @@ class Coordinator:
         if self.rank == 0:
             self._wait_for(store, keys, what)
             values = [store.get(key).decode() for key in keys]
-            store.set(together, json.dumps(values))
+            store.set(together, json.dumps(values if for_all else []))
         else:
             self._wait_for(store, [together], what, names=keys)
             values = json.loads(store.get(together)) if wanted else []

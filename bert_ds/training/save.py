@@ -123,7 +123,7 @@ def _write(
             prove_file(folder, written[0])
 
     ranks.attempt(f"writing {folder}", write, CheckpointError)
-    records = ranks.gather(f"the records of {folder}", asdict(written[0]), wanted=ranks.rank == 0)
+    records = ranks.gather(f"the records of {folder}", asdict(written[0]), for_all=False)
     text = _complete(manifest, records, target.disks) if ranks.rank == 0 else None
     texts = ranks.gather(f"the manifest of {folder}", text, wanted=leads)
 

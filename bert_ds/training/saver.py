@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from bert_ds.checkpoint.format import Manifest, VocabularyRecord, rank_file, tag_for
+from bert_ds.checkpoint.format import KINDS, Manifest, VocabularyRecord, rank_file, tag_for
 from bert_ds.checkpoint.writer import TensorSlice, check_room, incomplete_folder, remove_leftovers, size_text
 from bert_ds.config.run import RunConfig
 from bert_ds.data.vocabulary import Vocabulary
@@ -28,7 +29,7 @@ from bert_ds.training.state import TrainingState
 
 log = logging.getLogger(__name__)
 _PROGRESS_S = 10.0
-_LAST_WAIT_S = 600.0
+_LAST_WAIT_S = 120.0
 """How long a rank that has failed waits for a checkpoint that is being written before it lets the others know."""
 _WORTH_TELLING_S = 0.5
 _SHARE_OF_MEMORY = 0.8
@@ -57,7 +58,9 @@ class Saver:
         self._after_save = after_save
         self._run, self._ctx, self._engine = run, ctx, engine
         self._ranks = coordinator.beside("save")
-        own = sum(4 * (piece.stop - piece.start) for piece in self._slices(disks))
+        kinds = len(KINDS) if run.output.save_optim else 1
+        own = sum(4 * kinds * (piece.stop - piece.start)
+                  for piece in own_slices(engine, ctx, disks, with_moments=False))
         sizes = coordinator.gather("the sizes of the checkpoint", own)
         text = Path(run.data.vocab_file).read_bytes()
         self._target = Target(run.output, disks, text, sum(sizes[rank] for rank in disks.ranks_with(ctx.rank)))
@@ -76,7 +79,8 @@ class Saver:
         self.wait()
         started = time.monotonic()
         manifest = draft_manifest(self._run, self._ctx, self._engine, state, self._vocabulary, metrics)
-        slices = list(self._slices(self._target.disks))
+        slices = list(own_slices(self._engine, self._ctx, self._target.disks,
+                                 with_moments=self._run.output.save_optim))
         self._tag = tag_for(state.step)
         if self._copy is None:
             self._write(manifest, slices, started, None)
@@ -122,9 +126,8 @@ class Saver:
         if self._thread is not None and self._thread.is_alive():
             log.error("this rank has failed; before it says why, checkpoint %s is completed", self._tag)
             self._join(_LAST_WAIT_S)
-
-    def _slices(self, disks: Disks) -> Iterator[TensorSlice]:
-        return own_slices(self._engine, self._ctx, disks, with_moments=self._run.output.save_optim)
+        if self._copy is not None and not (self._thread and self._thread.is_alive()):
+            self._copy.release()
 
     def _join(self, limit_s: float | None) -> None:
         """Waits for the thread, and says so as long as it takes."""
@@ -183,7 +186,14 @@ class HostCopy:
             # Registered, not allocated as pinned: torch would round it up to a power of two.
             code = int(torch.cuda.cudart().cudaHostRegister(self._flat.data_ptr(), 4 * numel, 0))
             if code:
+                with contextlib.suppress(RuntimeError):
+                    torch.ones(1, device=device)  # CUDA reports a failure once more with the next kernel
                 raise RuntimeError(f"cudaHostRegister: error {code}")
+
+    def release(self) -> None:
+        """Lets go of the memory; not to be filled again."""
+        if self._device.type == "cuda" and self._flat.numel():
+            torch.cuda.cudart().cudaHostUnregister(self._flat.data_ptr())
 
     def of(self, slices: Iterable[TensorSlice]) -> list[TensorSlice]:
         """The same slices with their numbers as they are now."""
@@ -208,16 +218,16 @@ def _copy_in_host_memory(
         reason = "output.async_save is off"
     elif available is not None and needed > _SHARE_OF_MEMORY * available:
         reason = f"{host} has {size_text(available)} of memory available, copies need {size_text(needed)}"
-    found = next(filter(None, coordinator.gather("memory for copies", reason)), None)
+    obstacle = next(filter(None, coordinator.gather("memory for copies", reason)), None)
     copy = None
-    if found is None:
+    if obstacle is None:
         try:
             copy = HostCopy(sizes[ctx.rank] // 4, ctx.device)
         except (RuntimeError, MemoryError) as error:
             reason = f"{host} refuses {size_text(sizes[ctx.rank])} of memory for a copy ({error})"
-        found = next(filter(None, coordinator.gather("memory for copies", reason)), None)
-    if found is not None:
-        log.info("a checkpoint has %s; training waits while one is written: %s", size_text(sum(sizes)), found)
+        obstacle = next(filter(None, coordinator.gather("memory for copies", reason)), None)
+    if obstacle is not None:
+        log.info("a checkpoint has %s; training waits while one is written: %s", size_text(sum(sizes)), obstacle)
         return None
     log.info("a checkpoint has %s and is written while training goes on, from a copy that takes %s of the %s of memory "
              "available on %s", size_text(sum(sizes)), size_text(needed),
