@@ -124,12 +124,18 @@ def _write(
 
     ranks.attempt(f"writing {folder}", write, CheckpointError)
     records = ranks.gather(f"the records of {folder}", asdict(written[0]), for_all=False)
-    text = _complete(manifest, records, target.disks) if ranks.rank == 0 else None
-    texts = ranks.gather(f"the manifest of {folder}", text, wanted=leads)
+    complete: list[str] = []
+
+    def join() -> None:
+        if ranks.rank == 0:
+            complete.append(_complete(manifest, records, target.disks))
+
+    ranks.attempt(f"joining the records of {folder}", join, CheckpointError)
+    manifests = ranks.gather(f"the manifest of {folder}", complete, wanted=leads)
 
     def finish() -> int:
         if leads:
-            publish(save_dir, tag, texts[0].encode())
+            publish(save_dir, tag, manifests[0][0].encode())
         return written[0].bytes
 
     sizes = ranks.attempt(f"publishing {save_dir / tag}", finish, CheckpointError)
