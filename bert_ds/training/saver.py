@@ -7,13 +7,14 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bert_ds.checkpoint.format import KINDS, Manifest, VocabularyRecord, rank_file, tag_for
 from bert_ds.checkpoint.writer import TensorSlice, check_room, incomplete_folder, remove_leftovers, size_text
@@ -173,7 +174,8 @@ class Saver:
 
 
 class HostCopy:
-    """Host memory for what one rank saves, made once: page-locked where it is filled from a GPU."""
+    """Host memory for what one rank saves, page-locked where it is filled from a GPU; made once, made again only where
+    layers have come to hold more than at the start."""
 
     def __init__(self, numel: int, device: torch.device) -> None:
         """
@@ -181,22 +183,30 @@ class HostCopy:
             RuntimeError: the memory is not to be had.
         """
         self._device = device
-        self._flat = torch.empty(numel, dtype=torch.float32)
-        if device.type == "cuda" and numel:
+        self._flat = self._allocate(numel)
+
+    def _allocate(self, numel: int) -> Tensor:
+        flat = torch.empty(numel, dtype=torch.float32)
+        if self._device.type == "cuda" and numel:
             # Registered, not allocated as pinned: torch would round it up to a power of two.
-            code = int(torch.cuda.cudart().cudaHostRegister(self._flat.data_ptr(), 4 * numel, 0))
+            code = int(torch.cuda.cudart().cudaHostRegister(flat.data_ptr(), 4 * numel, 0))
             if code:
                 with contextlib.suppress(RuntimeError):
-                    torch.ones(1, device=device)  # CUDA reports a failure once more with the next kernel
+                    torch.ones(1, device=self._device)  # CUDA reports a failure once more with the next kernel
                 raise RuntimeError(f"cudaHostRegister: error {code}")
+        return flat
 
     def release(self) -> None:
         """Lets go of the memory; not to be filled again."""
         if self._device.type == "cuda" and self._flat.numel():
             torch.cuda.cudart().cudaHostUnregister(self._flat.data_ptr())
 
-    def of(self, slices: Iterable[TensorSlice]) -> list[TensorSlice]:
+    def of(self, slices: Sequence[TensorSlice]) -> list[TensorSlice]:
         """The same slices with their numbers as they are now."""
+        needed = sum(piece.stop - piece.start for piece in slices)
+        if needed > self._flat.numel():
+            self.release()
+            self._flat = self._allocate(needed)
         copied, start = [], 0
         for piece in slices:
             stop = start + piece.stop - piece.start

@@ -16,8 +16,10 @@ from tiny_runs import Case, EngineRun, Outcome, vocabulary, write_vocabulary
 
 from bert_ds.checkpoint import files
 from bert_ds.checkpoint.reader import Checkpoint, find_latest
+from bert_ds.checkpoint.writer import TensorSlice
 from bert_ds.errors import CheckpointError, SaveError
 from bert_ds.training.host_memory import available_bytes
+from bert_ds.training.saver import HostCopy
 from bert_ds.training.state import TrainingState
 
 CASE = Case(pp=2, dropout=0.1)
@@ -215,6 +217,16 @@ def test_memory_and_disk_are_looked_at_before(tmp_path: Path) -> None:
         assert said[-2:] == ["iter_0000002", "iter_0000003"]
     said = run_ranks(one_rank, 1, str(tmp_path / "full"), vocab_file, plenty, 1000)[0]
     assert said[-1].startswith("refused: ") and "a checkpoint needs" in said[-1]
+
+
+def test_the_copy_grows_with_what_is_saved() -> None:
+    copy = HostCopy(3, torch.device("cpu"))
+    for numel in (3, 5, 2):
+        numbers = torch.arange(float(numel))
+        (piece,) = copy.of([TensorSlice("weight", "a", 0, 1, 0, numel, numbers)])
+        wanted = numbers.clone()
+        numbers.zero_()
+        assert torch.equal(piece.tensor, wanted)
 
 
 def test_memory_that_is_available(tmp_path: Path) -> None:
