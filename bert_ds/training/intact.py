@@ -7,8 +7,9 @@ ranks hold the same manifest, no file has changed, and each rank finds on its di
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def find_intact(
     for tag, places in folders.items():
         checkpoint, problems = _examined(places, layout, coordinator)
         if checkpoint is not None:
-            if rejected:
+            if rejected and coordinator.rank == 0:
                 log.warning("going on from %s, the newest intact checkpoint", checkpoint.folder)
             return checkpoint
         rejected += problems
@@ -119,16 +120,15 @@ def _examined(
             else:
                 opened.setdefault(checkpoint.identity, checkpoint)
         where = {identity: checkpoint.place_on_disk() for identity, checkpoint in opened.items()}
-        return [where, _as_json(problems)]
+        return [where, _as_json(problems), socket.gethostname()]
 
     reports = coordinator.attempt(f"opening {places[0]}", open_all, SoundCheckpointError)
-    shared = [identity for identity in reports[0][0] if all(identity in found for found, _ in reports)]
+    shared = [identity for identity in reports[0][0] if all(identity in found for found, *_ in reports)]
     if not shared:
-        told = _told(reports)
-        return None, told or [Problem("checkpoint", places[0], "is not the same on the disks of all machines",
-                                      "use an earlier checkpoint")]
+        return None, _where_it_lacks(reports) or [Problem(
+            "checkpoint", places[0], "is not the same on the disks of all machines", "use an earlier checkpoint")]
     checkpoint = opened[shared[0]]
-    disks = [found[shared[0]] for found, _ in reports]
+    disks = [found[shared[0]] for found, *_ in reports]
     together = [rank for rank, disk in enumerate(disks) if disk == disks[coordinator.rank]]
     share = checkpoint.manifest.files[together.index(coordinator.rank) :: len(together)]
 
@@ -179,10 +179,19 @@ def _misplaced(checkpoint: Checkpoint, missing: list[set[str]], layout: LayoutRe
             yield from map(checkpoint.missing, sorted(absent))
 
 
+def _where_it_lacks(reports: list[Any]) -> list[Problem]:
+    """The problems of a checkpoint that some ranks can open, or none, with the machine where only some cannot."""
+    if not any(found for found, *_ in reports):
+        return _told(reports)
+    return [replace(problem, reason=f"{problem.reason} on {host}, the machine of rank {rank}")
+            for rank, (found, problems, host) in enumerate(reports) if not found
+            for problem in _told([(found, problems)])]
+
+
 def _as_json(problems: Iterable[Problem]) -> list[dict[str, str]]:
     return [{**asdict(problem), "value": str(problem.value)} for problem in problems]
 
 
 def _told(reports: Iterable[Any]) -> list[Problem]:
     """The problems of all ranks, each once."""
-    return list(dict.fromkeys(Problem(**problem) for _, problems in reports for problem in problems))
+    return list(dict.fromkeys(Problem(**problem) for _, problems, *_ in reports for problem in problems))

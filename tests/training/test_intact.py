@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -210,6 +211,11 @@ def test_disks_of_their_own(tmp_path: Path) -> None:
         for error in errors:
             assert isinstance(error, CheckpointError), message
             assert message in str(error) or "is no folder" in str(error)
+
+    second.rename(tmp_path / "second" / "moved")
+    for error in find(tmp_path, TWO_DISKS):
+        assert re.search(r"second/iter_0000100: is no folder on .+, the machine of rank 1", str(error))
+    (tmp_path / "second" / "moved").rename(second)
 
     together = tmp_path / "together"
     for source in (first, second):
