@@ -41,6 +41,7 @@ def test_everything_comes_back_whole(checkpoints: dict[Layout, Checkpoint], layo
         assert torch.equal(checkpoint.read_full(kind, name), expected), key
 
 
+@pytest.mark.proves("any range of a checkpoint from any cut", "EXACT")
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_range_of_any_cut(checkpoints: dict[Layout, Checkpoint], data: st.DataObject) -> None:

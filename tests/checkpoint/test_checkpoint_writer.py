@@ -29,6 +29,7 @@ CONFIG = model_config(num_layers=1)
 OLD, NEW = random_tensors(CONFIG, seed=1), random_tensors(CONFIG, seed=2)
 
 
+@pytest.mark.proves("a saver killed at any write, fsync, rename or removal strands nobody", "EXACT")
 @pytest.mark.parametrize(("step", "keep_last"), [(200, None), (200, 1), (100, None)],
                          ids=["next step", "the former one goes", "same step again"])
 def test_killed_at_any_point_strands_nobody(

@@ -51,6 +51,9 @@ def checkpoint(tmp_path: Path) -> Path:
     return saved(tmp_path / "save", EIGHT_RANKS)[0]
 
 
+@pytest.mark.proves(
+    "exported logits against transformers: small models in float64 / fp32, of the largest logit",
+    "1e-12", "1e-5")
 @pytest.mark.parametrize("binary_head", [True, False], ids=["sop", "mlm-only"])
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
 @pytest.mark.parametrize("norm_placement", ["pre", "post"])

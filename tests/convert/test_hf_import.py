@@ -71,6 +71,7 @@ def bert(whole_bert: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole_bert, tmp_path / "bert"))
 
 
+@pytest.mark.proves("a Hugging Face model imported and exported again", "EXACT")
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new"])
 @pytest.mark.parametrize("architecture", WHOLE_MODELS)
 def test_there_and_back_is_bit_for_bit(tmp_path: Path, architecture: str, activation: str) -> None:
@@ -87,6 +88,7 @@ def test_there_and_back_is_bit_for_bit(tmp_path: Path, architecture: str, activa
     assert content_of(folder) == before
 
 
+@pytest.mark.proves("our model exported and imported again", "EXACT")
 @pytest.mark.parametrize("binary_head", [True, False])
 @pytest.mark.parametrize("norm_placement", ["pre", "post"])
 def test_our_model_survives_the_way_there_and_back(tmp_path: Path, norm_placement: str, binary_head: bool) -> None:

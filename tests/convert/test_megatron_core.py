@@ -33,6 +33,7 @@ def megatron() -> None:
                             reason=f"needs megatron-core {VERSION}: pip install --no-deps megatron-core=={VERSION}")
 
 
+@pytest.mark.proves("Megatron core's checkpoints: its logits / weights there and back", "1e-11 (float64)", "EXACT")
 @pytest.mark.parametrize(("tp", "pp", "changes"), [
     (1, 1, {}),
     (1, 1, {"binary_head": False, "untie_embeddings_and_output_weights": True}),

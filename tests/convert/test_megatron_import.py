@@ -59,6 +59,7 @@ def assert_same_weights(out: Path, tensors: dict[str, Tensor]) -> None:
     assert (config.vocab_size, config.padded_vocab_size) == (len(TOKENS), 128)
 
 
+@pytest.mark.proves("Megatron-LM's checkpoints of every age and layout give the same weights", "EXACT")
 @pytest.mark.parametrize("kind", [
     CORE, FOUR_RANKS, Kind(tp=4, pp=4), Kind("te", tp=2, pp=2), Kind(pp=2, virtual=2), Kind(old_container=True),
     LEGACY, Kind("legacy", tp=2, pp=2), Kind("legacy", version=2.0, tp=2), Kind("legacy", version=1.0, tp=2),

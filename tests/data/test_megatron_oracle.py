@@ -159,6 +159,7 @@ def compare_samples(batch: Any, samples: list[dict[str, Any]], vocabulary: Vocab
     assert ((batch.segment_ids == 1) == (theirs["padding_mask"] == 1) | drew_pad).all()
 
 
+@pytest.mark.proves("samples are those of megatron-core", "EXACT")
 @pytest.mark.parametrize("binary_head", [True, False])
 @pytest.mark.parametrize("seq_length", [128, 512])
 @pytest.mark.parametrize("kind", ["prose", "odd"])
@@ -202,6 +203,7 @@ def draw_from_the_samples_own_stream(megatron: SimpleNamespace, monkeypatch: pyt
     monkeypatch.setattr(dataset, "_create_masked_lm_predictions", repaired)
 
 
+@pytest.mark.proves("blends are those of megatron-core", "EXACT")
 def test_blends_are_theirs(megatron: SimpleNamespace, vocab_file: str, tmp_path: Path) -> None:
     a, b, c = (write(tmp_path / f"{kind}-{seed}", texts(kind, 855, seed))
                for seed, kind in enumerate(("prose", "odd", "prose")))
@@ -213,6 +215,7 @@ def test_blends_are_theirs(megatron: SimpleNamespace, vocab_file: str, tmp_path:
         compare(megatron, vocab_file, tmp_path, seq_length=128, binary_head=True, **paths)
 
 
+@pytest.mark.proves(".bin and .idx files are those of megatron-core", "EXACT")
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32])
 def test_files_are_theirs(megatron: SimpleNamespace, tmp_path: Path, dtype: type[np.generic]) -> None:
     documents = texts("odd", 855, seed=3)

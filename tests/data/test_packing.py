@@ -43,6 +43,7 @@ def reference_rows(lengths: list[int], seq_length: int, max_sequences: int, wind
         rows.append(row)
 
 
+@pytest.mark.proves("packing by the rule; further samples change no row", "EXACT")
 @settings(deadline=None)  # the first call compiles
 @given(lengths=st.lists(st.integers(1, 40), max_size=120), max_sequences=st.integers(1, 9), window=st.integers(1, 30),
        further=st.lists(st.integers(1, 40), max_size=40))

@@ -28,6 +28,7 @@ def digest(rows: NDArray[np.unsignedinteger]) -> str:
     return hashlib.md5(rows.astype("<u4").tobytes()).hexdigest()
 
 
+@pytest.mark.proves("the sample mapping is Megatron-LM's", "EXACT")
 @pytest.mark.parametrize(("min_sentences", "num_samples", "expected"), [
     (2, 1, [[3, 5, 29], [0, 3, 29], [6, 10, 29], [12, 15, 29], [10, 12, 29]]),
     (2, 8, [[12, 15, 29], [10, 12, 29], [0, 3, 29], [12, 15, 29], [3, 5, 29], [0, 3, 29], [3, 5, 29], [6, 10, 29],

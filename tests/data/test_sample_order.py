@@ -45,6 +45,7 @@ def resumed(run: RunConfig, before: RunConfig | None) -> RunConfig:
     return replace(run, data=replace(run.data, planned_samples=planned_samples(run, saved)))
 
 
+@pytest.mark.proves("a changed length of training keeps the order of samples", "EXACT")
 @pytest.mark.parametrize("blend", [False, True])
 def test_a_changed_length_keeps_the_order(tmp_path: Path, blend: bool) -> None:
     prefixes = [write_corpus(str(tmp_path / name), seed=seed) for seed, name in enumerate("ab")]

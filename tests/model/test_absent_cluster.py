@@ -41,6 +41,7 @@ def stage_of(model: ModelConfig, parallel: ParallelConfig, pp_rank: int, tp_rank
     return found
 
 
+@pytest.mark.proves("all ranks of 128- and 1,024-rank layouts together are the model", "EXACT")
 @pytest.mark.parametrize(("model", "tp", "pp", "schedule"), [
     pytest.param(LARGE, 8, 16, "1f1b", id="340m on 128 ranks"), pytest.param(FOUR_B, 1, 1, "1f1b", id="4b"),
     pytest.param(FOUR_B, 2, 4, "1f1b", id="4b tp2 pp4"), pytest.param(TWENTY_B, 4, 4, "1f1b", id="20b on 16 ranks"),

@@ -46,6 +46,10 @@ def losses_and_gradients(compile: bool) -> tuple[list[float], dict[str, torch.Te
     return losses, {name: p.grad for name, p in model.named_logical_parameters() if p.grad is not None}, counts
 
 
+@pytest.mark.proves(
+    "a compiled layer: losses and gradients of the plain one, one graph, none after the first "
+    "step",
+    "OTHER_KERNEL")
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
 def test_a_compiled_layer_computes_what_the_plain_one_does(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`aot_eager` traces as `inductor` does, and needs no minute of a C++ compiler."""
@@ -79,6 +83,7 @@ def losses_and_graphs(cases: list[Case]) -> list[tuple[list[float], list[float],
     return results
 
 
+@pytest.mark.proves("compiled layers with stages, shards and recomputation", "OTHER_KERNEL")
 @pytest.mark.long
 def test_compilation_serves_stages_shards_and_recomputation() -> None:
     for rank in run_ranks(losses_and_graphs, 2, TWO_RANKS, limit_s=400.0):

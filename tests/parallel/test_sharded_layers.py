@@ -90,6 +90,7 @@ def check_embedding_and_cross_entropy(ctx: ParallelContext) -> None:
     compare(words.weight.grad, dense.grad, words.weight)
 
 
+@pytest.mark.proves("tensor-parallel layers and cross entropy, forward and gradients, against dense ones", "float64")
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
 def test_layers_agree_with_the_dense_ones(tp_size: int) -> None:
     run_ranks(layers_on_this_rank, tp_size, tp_size)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import compare_kernels
 import pytest
 from launched import make_data
+
+import compare_kernels
 
 pytestmark = pytest.mark.long
 

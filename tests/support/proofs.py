@@ -76,13 +76,19 @@ def _shown(name: str) -> str:
     if name == "EXACT":
         return "exact"
     if isinstance(tolerance, float):
-        return f"{tolerance:g}"
+        return _short(tolerance)
     if "rtol" in tolerance:
-        return f"{tolerance['rtol']:g}"
-    return ", ".join(f"{value:g} ({str(key).removeprefix('torch.')})" if key != "rel" else f"{value:g}"
+        return _short(tolerance["rtol"])
+    return ", ".join(_short(value) + (f" ({str(key).removeprefix('torch.')})" if key != "rel" else "")
                      for key, value in tolerance.items())
 
 
+def _short(value: float) -> str:
+    """1e-5 and 1.5e-2."""
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+
+
 if __name__ == "__main__":
-    text = README.read_text()
-    README.write_text(text.replace(table_in_readme(), table()))
+    before, _, rest = README.read_text().partition(BEGIN)
+    README.write_text(before + BEGIN + table() + END + rest.partition(END)[2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from ranks import run_ranks
 from tiny_runs import Case, EngineRun
@@ -30,6 +31,7 @@ def disturb_the_last_rank(cases: dict[str, Case]) -> dict[str, str]:
     return messages
 
 
+@pytest.mark.proves("one bit that differs between copies stops the run on all ranks", "EXACT")
 def test_one_bit_is_noticed_on_all_ranks() -> None:
     for messages in run_ranks(disturb_the_last_rank, 2, CASES):
         assert set(messages) == set(CASES)

@@ -41,6 +41,7 @@ def save_both(cases: list[Case], root: str, vocab_file: str) -> list[dict[str, s
     return found
 
 
+@pytest.mark.proves("DeepSpeed's universal converter reads our masters and moments from its own layout", "EXACT")
 @pytest.mark.long
 def test_deepspeeds_converter_reads_what_is_written(tmp_path: Path) -> None:
     vocab_file = write_vocabulary(tmp_path / "vocab.txt")

@@ -206,6 +206,7 @@ def hand_over(cases: list[Case], root: str, vocab_file: str) -> tuple[list[Outco
     return outcomes, straight
 
 
+@pytest.mark.proves("checkpoints go from one pipeline schedule to the other and back", "EXACT", "REDUCTION_ORDER")
 def test_checkpoints_go_from_one_schedule_to_the_other_and_back(tmp_path: Path) -> None:
     vocab_file = write_vocabulary(tmp_path / "vocab.txt")
     for outcomes, straight in run_ranks(hand_over, 2, THERE_AND_BACK, str(tmp_path), str(vocab_file)):

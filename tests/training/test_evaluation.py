@@ -106,6 +106,7 @@ def runs_of_cases(cases: list[Case]) -> list[tuple[Found, Found]]:
     return [(train_with_evaluations(case, SHAPES), train_with_evaluations(case, [])) for case in cases]
 
 
+@pytest.mark.proves("evaluation in any shape: its losses / training afterwards", "REDUCTION_ORDER", "EXACT")
 def test_any_shape_gives_the_same_losses_and_leaves_training_as_it_was() -> None:
     stages = {1: [Case(dropout=0.1, backend="local")],
               2: [Case(pp=2, dropout=0.1, backend="local"), Case(pp=2, dropout=0.1, backend="local",

@@ -74,6 +74,7 @@ SMALLEST = ["--deepspeed_config", str(ROOT / "ds_configs" / "tiny.json"), *SMALL
             "--eval-interval", "3", "--hidden-dropout", "0.1", "--attention-dropout", "0.1"]
 
 
+@pytest.mark.proves("a signal in the middle of an accumulation window", "EXACT")
 @pytest.mark.parametrize(("precision", "layout"), [
     ("--fp32", ALONE),
     pytest.param("--fp32", ["--pipeline-model-parallel-size", "2"], marks=pytest.mark.long),

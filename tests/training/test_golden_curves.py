@@ -16,6 +16,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "golden"))
 from regenerate import CASES, CURVES, curves
 
 
+@pytest.mark.proves("twelve-step curves are those stored", "GOLDEN")
 def test_plain_torch_follows_the_stored_curves() -> None:
     found, stored = curves(), json.loads(CURVES.read_text())
     assert set(found) == set(stored)
@@ -24,6 +25,7 @@ def test_plain_torch_follows_the_stored_curves() -> None:
             assert found[name][key] == pytest.approx(wanted, **GOLDEN), (name, key)
 
 
+@pytest.mark.proves("the engine follows the stored curves on two ranks", "GOLDEN")
 def test_the_engine_follows_them_on_two_ranks() -> None:
     stored = json.loads(CURVES.read_text())
     layouts = [replace(case, pp=2) for case in CASES.values()]

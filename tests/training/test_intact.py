@@ -85,6 +85,7 @@ def two_saves(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.proves("a job killed at any write, fsync or rename of a save resumes from an intact checkpoint", "EXACT")
 @pytest.mark.parametrize(("places", "step", "keep"), [
     (ONE_DISK, 100, {}), (TWO_DISKS, 100, {}), (TWO_DISKS, 200, {"keep_last": 1}),
 ], ids=["one disk, same step again", "two disks, same step again", "two disks, the former ones go"])

@@ -103,6 +103,13 @@ def copies_against_saved(run: EngineRun) -> list[float]:
     return differences
 
 
+@pytest.mark.proves(
+    "every tensor x pipeline x data layout of 1, 2, 8 and 16 ranks, DualPipeV too, trains as one "
+    "process of plain torch: losses, norms, every gradient / parameters after three steps / "
+    "copies are equal; micro-batches, accumulation, recomputation, sequence parallelism, "
+    "pre/post-LN, packed rows, options of the model, dropout, with and without the binary head, "
+    "both loss normalisations",
+    "REDUCTION_ORDER", "ADAM_STEPS", "EXACT")
 @pytest.mark.parametrize(("world_size", "cases"), [
     pytest.param(2, TWO_RANKS, id="two-ranks"), pytest.param(8, EIGHT_RANKS, id="eight-ranks"),
     pytest.param(16, SIXTEEN_RANKS, id="sixteen-ranks", marks=pytest.mark.long)])

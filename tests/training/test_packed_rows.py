@@ -66,6 +66,7 @@ class Chosen:
         return self.source.build_batch(self.numbers[indices])
 
 
+@pytest.mark.proves("losses and gradients of packed rows are those of their samples", "OTHER_KERNEL")
 @pytest.mark.parametrize("binary_head", [True, False])
 def test_the_loss_of_packed_rows_is_that_of_their_samples(flags: list[str], binary_head: bool) -> None:
     vocabulary = Vocabulary.from_file(flags[3])
@@ -95,6 +96,7 @@ def curve(folder: Path) -> list[tuple[object, ...]]:
             for record in records(folder)]
 
 
+@pytest.mark.proves("packed training resumes / is alike on one rank and two", "EXACT", "REDUCTION_ORDER")
 @pytest.mark.long
 def test_packed_training_resumes_exactly_and_is_alike_on_one_rank_and_two(flags: list[str], tmp_path: Path) -> None:
     run = [*flags, "--pack-sequences", "--seq-length", str(SEQUENCE), "--max-position-embeddings", str(SEQUENCE),

@@ -33,6 +33,7 @@ def overflow_on_one_rank(case: Case) -> dict[str, object]:
     return result
 
 
+@pytest.mark.proves("overflow on one rank skips the step on all; the scale follows DeepSpeed's table", "EXACT")
 @pytest.mark.parametrize("case", [Case(pp=2, precision="fp16"), Case(tp=2, precision="fp16"),
                                   Case(micro_batch=8, precision="fp16"),
                                   Case(pp=2, precision="fp16", schedule="dualpipev")],
@@ -46,6 +47,7 @@ def test_overflow_on_one_rank_skips_the_step_on_all(case: Case) -> None:
         assert found["samples"] == (80, 32), rank
 
 
+@pytest.mark.proves("bf16 and fp16 follow fp32", "BF16")
 def test_bf16_and_fp16_follow_fp32() -> None:
     cases = [Case(pp=2, precision="bf16"), Case(tp=2, precision="bf16"), Case(pp=2, precision="fp16"),
              Case(pp=2, precision="bf16", schedule="dualpipev"), Case(pp=2, precision="fp16", schedule="dualpipev")]

@@ -37,6 +37,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return make_data(tmp_path_factory.mktemp("data"))
 
 
+@pytest.mark.proves("eight ranks and one rank through the launcher, 20 steps", "REDUCTION_ORDER")
 @pytest.mark.long
 def test_eight_ranks_report_what_one_rank_reports(data: list[str], tmp_path: Path) -> None:
     run = [*data, *NO_DROPOUT, "--train-iters", "20", "--eval-interval", "20"]
@@ -58,6 +59,7 @@ def losses(folder: Path) -> list[tuple[object, object, object]]:
     return [(record["iteration"], record["lm_loss"], record["grad_norm"]) for record in records(folder)]
 
 
+@pytest.mark.proves("killed three times and resumed: the same curve and files", "EXACT")
 @pytest.mark.long
 def test_killed_three_times_the_run_gives_the_same_curve(data: list[str], tmp_path: Path) -> None:
     """SIGKILL for the whole job at moments drawn within a save, which is under way most of the time."""

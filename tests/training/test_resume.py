@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from ranks import run_ranks
 from tiny_runs import Case, EngineRun, allow_fp16_on_cpu, losses_of, write_vocabulary
@@ -44,6 +45,7 @@ def interrupted_and_straight(cases: list[Case], root: str, vocab_file: str) -> l
     return results
 
 
+@pytest.mark.proves("resume on the same layout, fp32, bf16, fp16, dropout on", "EXACT")
 def test_resume_is_exact_to_the_bit(tmp_path: Path) -> None:
     vocab_file = write_vocabulary(tmp_path / "vocab.txt")
     for rank, results in enumerate(run_ranks(interrupted_and_straight, 2, SAME_LAYOUT, str(tmp_path), str(vocab_file))):
@@ -56,6 +58,7 @@ def test_resume_is_exact_to_the_bit(tmp_path: Path) -> None:
 DROPOUT_CASES = [Case(dropout=0.1, pp=1), Case(dropout=0.1, pp=1, recompute=2)]
 
 
+@pytest.mark.proves("dropout of a library's kernel depends on neither stages nor recomputation", "EXACT")
 def test_dropout_does_not_depend_on_stages_or_recomputation() -> None:
     one_stage = run_ranks(losses_of, 1, DROPOUT_CASES)[0]
     two_stages = run_ranks(losses_of, 2, [replace(case, pp=2) for case in DROPOUT_CASES])[1]

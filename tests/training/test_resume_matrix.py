@@ -68,12 +68,15 @@ def close(found: Outcome, wanted: Outcome, tolerance: dict[str, float], *, norms
         torch.testing.assert_close(torch.tensor(getattr(found, what)), torch.tensor(getattr(wanted, what)), **tolerance)
 
 
+@pytest.mark.proves(
+    "any layout resumes any checkpoint, and back: weights and moments / next losses",
+    "EXACT", "REDUCTION_ORDER")
 @pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_any_layout_resumes_any_checkpoint_and_back(tmp_path: Path, precision: str) -> None:
     vocab_file = str(write_vocabulary(tmp_path / "vocab.txt"))
     folder = {name: str(tmp_path / name) for name in (
-        "tp2 pp2 dp2", "tp4 dp2", "tp2 pp4", "pp4", "tp4", "alone", "back from pp4", "back from alone")}
+        "tp2 pp2 dp2", "tp4 dp2", "tp2 pp4", "pp4", "tp4 sp", "pp2 v", "alone", "back from pp4", "back from alone")}
 
     def on(ranks: int, *hops: tuple[Case, str | None, str]) -> list[Outcome]:
         cases = [(replace(case, precision=precision), start and folder[start], folder[into])
@@ -82,7 +85,8 @@ def test_any_layout_resumes_any_checkpoint_and_back(tmp_path: Path, precision: s
 
     wanted, *others = on(8, (EIGHT, None, "tp2 pp2 dp2"), (Case(tp=4, micro_batch=4), "tp2 pp2 dp2", "tp4 dp2"),
                          (Case(tp=2, pp=4, micro_batch=8), "tp2 pp2 dp2", "tp2 pp4"))
-    others += on(4, (Case(pp=4), "tp4 dp2", "pp4"), (Case(tp=4), "tp2 pp2 dp2", "tp4"))
+    others += on(4, (Case(pp=4), "tp4 dp2", "pp4"), (Case(tp=4, sequence_parallel=True), "tp2 pp2 dp2", "tp4 sp"),
+                 (Case(pp=2, schedule="dualpipev"), "pp4", "pp2 v"))
     others += on(1, (Case(), "tp2 pp4", "alone"))
     back = on(8, (EIGHT, "pp4", "back from pp4"), (EIGHT, "alone", "back from alone"))
     for name in folder:

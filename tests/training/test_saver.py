@@ -68,6 +68,7 @@ def three_ways_to_train(case: Case, root: str, vocab_file: str) -> list[tuple[Ou
     return found
 
 
+@pytest.mark.proves("saving beside training changes neither the run nor the files", "EXACT")
 def test_saving_beside_training_changes_neither(tmp_path: Path) -> None:
     vocab_file = write_vocabulary(tmp_path / "vocab.txt")
     for none, waiting, beside in run_ranks(three_ways_to_train, 2, CASE, str(tmp_path), str(vocab_file)):
