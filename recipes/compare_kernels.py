@@ -120,8 +120,8 @@ def _settings(options: argparse.Namespace) -> list[str]:
     return ["--recipe", options.recipe, "--data-path", options.data_path, "--vocab-file", options.vocab_file,
             "--split", options.split, "--micro-batch-size", str(options.micro_batch_size), "--global-batch-size",
             str(options.global_batch_size), "--train-iters", steps, "--lr-decay-iters", steps, "--lr-warmup-iters",
-            str(max(options.steps // 10, 1)), "--log-interval", "1", "--eval-interval", "none", "--save", "none",
-            "--load", "none", "--save-interval", "none", "--attention-dropout", "0", "--no-compile"]
+            str(max(options.steps // 2, 1)), "--log-interval", "1", "--eval-interval", "none", "--save", "none",
+            "--load", "none", "--save-interval", "none", "--attention-dropout", "0"]
 
 
 def _write(options: argparse.Namespace, outcomes: dict[str, Outcome]) -> None:
