@@ -206,7 +206,7 @@ def test_the_end_of_the_launcher_saves_and_ends_the_run(data: list[str], tmp_pat
 
 
 @pytest.mark.parametrize(("arguments", "messages"), [
-    (["--data-path", "nowhere"], ["nowhere.idx", "bert_ds.preprocess_data", "bert_ds.build_vocab"]),
+    (["--data-path", "nowhere"], ["nowhere.idx", "bert_ds.preprocess_data", "--output-prefix nowhere"]),
     (["--tensor-model-parallel-size", "3"], ["does not divide the world size 1"]),
     (["--train-itres", "3"], ["--train-itres", "--train-iters"]),
     (["--micro-batch-size", "3"], ["train_batch_size", "15", "18"]),
