@@ -26,6 +26,8 @@ class Flag:
     """From the flag's unit to the setting's."""
     displaces: str | None = None
     """Another setting that means the same and loses its value from a file."""
+    implies: tuple[tuple[str, Any], ...] = ()
+    """Settings and the values that they get with it, unless a flag gives them others."""
     help: str = ""
     """Only where the documentation of the field does not fit the flag."""
 
@@ -46,6 +48,13 @@ def zero_stage(text: str) -> int:
     if text not in ("0", "1"):
         raise WrongTypeError("0 or 1, the stages that the pipeline engine serves")
     return int(text)
+
+
+def local_spec(text: str) -> str:
+    """The layer implementation that Megatron's `--spec local` names."""
+    if text != "local":
+        raise WrongTypeError("local; layers are not taken from a module")
+    return text
 
 
 def virtual_stages(text: str) -> str:
@@ -83,6 +92,8 @@ MODEL_FLAGS = (
     Flag(name="--untie-embeddings-and-output-weights", setting="model.untie_embeddings_and_output_weights",
          constant=True),
     Flag(name="--transformer-impl", setting="model.transformer_impl"),
+    Flag(name="--spec", setting="model.transformer_impl", convert=local_spec,
+         help="Megatron's name for --transformer-impl local: local."),
     Flag(name="--attention-backend", setting="model.attention_backend"),
     Flag(name="--fp8-format", setting="model.fp8_format"),
     Flag(name="--fp8-recipe", setting="model.fp8_recipe"),
@@ -197,6 +208,8 @@ OUTPUT_FLAGS = (
     Flag(name="--save-interval", setting="output.save_interval"),
     Flag(name="--keep-last", setting="output.keep_last"),
     Flag(name="--keep-every", setting="output.keep_every"),
+    Flag(name="--save-retain-interval", setting="output.keep_every", implies=(("output.keep_last", 1),),
+         help="Megatron's name for --keep-every, with --keep-last 1."),
     Flag(name="--no-async-save", setting="output.async_save", constant=False,
          help="Let training wait while a checkpoint is written, instead of writing it from a copy in host memory."),
     Flag(name="--export-hf-interval", setting="output.export_hf_interval"),
@@ -214,52 +227,3 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     "output (recipe)": OUTPUT_FLAGS,
 }
 FLAGS = tuple(flag for group in GROUPS.values() for flag in group)
-
-WITHOUT_EFFECT: dict[str, str] = {
-    "--use-mcore-models": "there is one implementation of the model",
-    "--use-cpu-initialization": "initial weights are always drawn from the seed, the same on every device",
-    "--no-gradient-accumulation-fusion": "nothing is fused into gradient accumulation",
-    "--no-async-tensor-model-parallel-allreduce": "tensor-parallel reductions are not overlapped",
-    "--no-bias-gelu-fusion": "the compiler decides about fusion",
-    "--no-bias-dropout-fusion": "the compiler decides about fusion",
-    "--no-rope-fusion": "the compiler decides about fusion",
-    "--no-masked-softmax-fusion": "--attention-backend decides who computes the softmax",
-    "--attention-softmax-in-fp32": "the softmax is always computed in fp32",
-    "--allow-ambiguous-pad-tokens": "padding follows from the lengths of rows, whatever id [PAD] has",
-    "--no-load-rng": "dropout and data are functions of the seed and the step; no generator state is stored",
-    "--no-save-rng": "dropout and data are functions of the seed and the step; no generator state is stored",
-    "--override-opt-param-scheduler": "a resumed run follows the schedule of its own settings; the log tells what "
-                                      "differs from the checkpoint's",
-    "--exit-signal-handler": "SIGTERM and SIGINT always save a checkpoint before the run ends",
-}
-"""Flags of Megatron-LM without a value that change nothing here, with the reason."""
-
-VALUE_WITHOUT_EFFECT: dict[str, str] = {
-    "--fp8-interval": "Transformer Engine updates its scaling factors after every pass",
-}
-"""The same for flags with a value."""
-
-REFUSED: dict[str, tuple[str, str]] = {
-    "--train-samples": ("lengths are in iterations", "give --train-iters, samples / global batch size"),
-    "--lr-decay-samples": ("lengths are in iterations", "give --lr-decay-iters, samples / global batch size"),
-    "--lr-warmup-samples": ("lengths are in iterations", "give --lr-warmup-iters, samples / global batch size"),
-    "--no-fp8-wgrad": ("Transformer Engine computes the gradients of weights in FP8 too", "leave it out"),
-    "--fp8-param-gather": ("parameters stay in 16 bits beside their FP8 copies", "leave it out"),
-    "--first-last-layers-bf16": ("all layers compute alike", "leave it out"),
-    "--tp-only-amax-red": ("all ranks of a stage agree on scaling factors", "leave it out"),
-    "--vocab-size": ("the vocabulary file decides", "give --vocab-file"),
-    "--rotary-interleaved": ("rope turns pairs of a head's two halves", "leave it out"),
-    "--rotary-seq-len-interpolation-factor": ("positions are not stretched", "choose --rotary-base"),
-    "--distribute-saved-activations": ("is not served", "use --sequence-parallel, which cuts the same activations"),
-    "--recompute-modules": ("selective recomputation is that of core_attn", "give --recompute-granularity selective"),
-    "--optimizer": ("the optimizer is AdamW", "leave it out"),
-    "--context-parallel-size": ("a row is not cut over ranks", "use --tensor-model-parallel-size"),
-    "--use-checkpoint-opt-param-scheduler": (
-        "a resumed run follows the schedule of its own settings",
-        "give --lr, --min-lr, --lr-decay-style, --lr-decay-iters and --lr-warmup-iters the values of the checkpoint's "
-        "run; the log of a resumed run tells those that differ"),
-    "--data-parallel-size": ("it is the world size / (tensor x pipeline)", "start more or fewer ranks"),
-    "--gradient-accumulation-steps": ("it follows from the batch sizes",
-                                      "give --global-batch-size, micro batch x data-parallel size x accumulation"),
-}
-"""Flags with a value that other programs know and that cannot be served: the reason and what to use instead."""

@@ -16,12 +16,10 @@ from bert_ds.cli.flags import (
     FLAGS,
     GROUPS,
     PARALLEL_FLAGS,
-    REFUSED,
     TAKES_VALUE,
-    VALUE_WITHOUT_EFFECT,
-    WITHOUT_EFFECT,
     Flag,
 )
+from bert_ds.cli.megatron_flags import ONLY, REFUSED, VALUE_WITHOUT_EFFECT, WITHOUT_EFFECT
 from bert_ds.cli.nearest import nearest
 from bert_ds.cli.settings import show, wrong_type
 from bert_ds.cli.virtual_stages import FLAG as VIRTUAL_STAGES
@@ -81,7 +79,8 @@ def parse_flags(argv: Sequence[str]) -> CommandLine:
         else:
             values[flag.setting].append((flag, value))
     problems += _refused(parsed) + _contradictions(values)
-    remarks = tuple(f"{name} has no effect: {why}" for name, why in (WITHOUT_EFFECT | VALUE_WITHOUT_EFFECT).items()
+    only = {name: flag.why for name, flag in ONLY.items() if getattr(parsed, name) in flag.values}
+    remarks = tuple(f"{name} has no effect: {why}" for name, why in (WITHOUT_EFFECT | VALUE_WITHOUT_EFFECT | only).items()
                     if getattr(parsed, name))
     options, option_problems = _options(parsed)
     return CommandLine(options=options, values=values, problems=(*problems, *option_problems), remarks=remarks)
@@ -123,10 +122,10 @@ def _parser() -> argparse.ArgumentParser:
                 group.add_argument(name, metavar="FILE", help=text)
     for name in WITHOUT_EFFECT:
         parser.add_argument(name, dest=name, action="store_true", help=argparse.SUPPRESS)
-    for name in VALUE_WITHOUT_EFFECT:
+    for name in (*VALUE_WITHOUT_EFFECT, *ONLY):
         parser.add_argument(name, dest=name, help=argparse.SUPPRESS)
     for name in REFUSED:
-        parser.add_argument(name, dest=name, nargs="?", const="", help=argparse.SUPPRESS)
+        parser.add_argument(name, dest=name, nargs="*", help=argparse.SUPPRESS)
     return parser
 
 
@@ -191,8 +190,10 @@ def _unknown(rest: Sequence[str]) -> list[Problem]:
 
 
 def _refused(parsed: argparse.Namespace) -> list[Problem]:
-    return [Problem(name, getattr(parsed, name), why, instead) for name, (why, instead) in REFUSED.items()
-            if getattr(parsed, name) is not None]
+    refused = [Problem(name, show(tuple(getattr(parsed, name)) or True), why, instead)
+               for name, (why, instead) in REFUSED.items() if getattr(parsed, name) is not None]
+    return refused + [Problem(name, getattr(parsed, name), flag.why, flag.instead) for name, flag in ONLY.items()
+                      if getattr(parsed, name) not in (None, *flag.values)]
 
 
 def _contradictions(values: dict[str, list[tuple[Flag, Any]]]) -> list[Problem]:

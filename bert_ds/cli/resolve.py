@@ -100,6 +100,9 @@ def _override(line: CommandLine, settings: Settings) -> None:
         for flag, value in given:
             settings.override(setting, _whole(flag, value, settings), flag.name)
             _displace(flag, settings)
+            for implied, its_value in flag.implies:
+                if implied not in line.values:
+                    settings.override(implied, its_value, flag.name)
     _load_follows_save(line, settings)
 
 

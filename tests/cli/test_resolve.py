@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_ds.cli.flags import FLAGS, REFUSED, WITHOUT_EFFECT
+from bert_ds.cli.flags import FLAGS
 from bert_ds.cli.resolve import resolve_run
 from bert_ds.errors import ConfigError
 
@@ -173,11 +173,6 @@ def test_batches_that_do_not_fit_are_repaired_by_some_that_do(micro: int, total:
 def test_flags_without_effect_are_told() -> None:
     run = resolve_run([*SMALL, "--global-batch-size", "2", "--use-mcore-models"], world_size=1)
     assert run.remarks == ("--use-mcore-models has no effect: there is one implementation of the model",)
-
-
-def test_flags_are_named_once() -> None:
-    names = [flag.name for flag in FLAGS] + list(WITHOUT_EFFECT) + list(REFUSED)
-    assert len(names) == len(set(names))
 
 
 def test_resolving_imports_neither_torch_nor_deepspeed() -> None:
