@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 
 from bert_ds.config.data import DataConfig
 from bert_ds.config.engine import EngineConfig, LossScaleConfig
+from bert_ds.config.guards import GuardConfig
 from bert_ds.config.model import ModelConfig
 from bert_ds.config.output import OutputConfig
 from bert_ds.config.parallel import ParallelConfig
@@ -22,6 +23,7 @@ RECIPE_SECTIONS: dict[str, type] = {
     "data": DataConfig,
     "schedule": ScheduleConfig,
     "output": OutputConfig,
+    "guards": GuardConfig,
 }
 ENGINE_SECTIONS: dict[str, type] = {"engine": EngineConfig, "loss_scaling": LossScaleConfig}
 SECTIONS: dict[str, type] = RECIPE_SECTIONS | ENGINE_SECTIONS

@@ -189,7 +189,14 @@ SCHEDULE_FLAGS = (
     Flag(name="--eval-micro-batch-size", setting="schedule.eval_micro_batch_size"),
     Flag(name="--eval-seq-length", setting="schedule.eval_seq_length"),
     Flag(name="--loss-normalization", setting="schedule.loss_normalization"),
+    Flag(name="--rampup-batch-size", setting="schedule.rampup_batch_size",
+         displaces="schedule.step_batch_size_schedule"),
+    Flag(name="--step-batch-size-schedule", setting="schedule.step_batch_size_schedule",
+         displaces="schedule.rampup_batch_size"),
+    Flag(name="--train-minutes", setting="schedule.train_minutes"),
+    Flag(name="--skip-train", setting="schedule.skip_train", constant=True),
     Flag(name="--exit-interval", setting="schedule.exit_interval"),
+    Flag(name="--exit-duration-in-mins", setting="schedule.exit_duration_in_mins"),
     Flag(name="--deterministic-mode", setting="schedule.deterministic_mode", constant=True),
 )
 
@@ -218,6 +225,16 @@ OUTPUT_FLAGS = (
     Flag(name="--log-interval", setting="output.log_interval"),
 )
 
+GUARD_FLAGS = (
+    Flag(name="--on-nan-loss", setting="guards.on_nan_loss"),
+    Flag(name="--on-loss-spike", setting="guards.on_loss_spike"),
+    Flag(name="--loss-spike-deviations", setting="guards.loss_spike_deviations"),
+    Flag(name="--loss-spike-window", setting="guards.loss_spike_window"),
+    Flag(name="--bad-losses-in-window", setting="guards.bad_losses_in_window"),
+    Flag(name="--step-limit-mins", setting="guards.step_limit_mins"),
+    Flag(name="--data-wait-s", setting="guards.data_wait_s"),
+)
+
 GROUPS: dict[str, tuple[Flag, ...]] = {
     "model (recipe)": MODEL_FLAGS,
     "layout (recipe)": PARALLEL_FLAGS,
@@ -225,5 +242,6 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     "batch, precision and optimizer (DeepSpeed JSON)": ENGINE_FLAGS,
     "schedule (recipe)": SCHEDULE_FLAGS,
     "output (recipe)": OUTPUT_FLAGS,
+    "guards (recipe)": GUARD_FLAGS,
 }
 FLAGS = tuple(flag for group in GROUPS.values() for flag in group)

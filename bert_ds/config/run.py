@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from bert_ds.config.batch_sizes import BatchSizes
 from bert_ds.config.data import DataConfig
 from bert_ds.config.engine import EngineConfig
 from bert_ds.config.fp8 import fp8_problems
+from bert_ds.config.guards import GuardConfig
 from bert_ds.config.model import SHORTEST_ROW, ModelConfig
 from bert_ds.config.output import OutputConfig
 from bert_ds.config.parallel import ParallelConfig
@@ -27,6 +29,17 @@ class RunConfig:
     schedule: ScheduleConfig
     engine: EngineConfig
     output: OutputConfig
+    guards: GuardConfig = field(default_factory=GuardConfig)
+
+    @property
+    def batch_sizes(self) -> BatchSizes:
+        """The global batches of training; call `problems` first."""
+        size, schedule = self.engine.global_batch_size, self.schedule
+        if schedule.rampup_batch_size:
+            return BatchSizes.ramp(schedule.rampup_batch_size, size)
+        if schedule.step_batch_size_schedule:
+            return BatchSizes.stepwise(schedule.step_batch_size_schedule, self.model.seq_length)
+        return BatchSizes.constant(size)
 
     @property
     def recompute_interval(self) -> int:
@@ -62,6 +75,8 @@ class RunConfig:
             yield from self.data.evaluation_problems()
         yield from self.schedule.problems(self.engine.lr)
         yield from self.output.problems()
+        yield from self.guards.problems(
+            saves=None not in (self.output.save, self.output.save_interval) and self.output.save_optim)
         if self.output.export_hf_interval is not None:
             yield from self.model.export_problems()
         if self.output.save_deepspeed is not None:
@@ -80,9 +95,39 @@ class RunConfig:
         micro, total = self.engine.micro_batch_size, self.engine.global_batch_size
         if micro >= 1 and total >= 1 and total % (micro * copies) == 0:
             yield from self._shape_problems("train_micro_batch_size_per_gpu", micro, self.model.seq_length, copies)
+            yield from self._batch_size_problems(copies)
             if self.schedule.eval_interval is not None:
                 yield from self._evaluation_problems(copies)
         yield from fp8_problems(self.model, self.parallel, self.engine, self._tokens_of_micro_batches())
+
+    def _batch_size_problems(self, copies: int) -> Iterator[Problem]:
+        """What is wrong with a global batch that grows, `copies` being the data-parallel size."""
+        ramp, steps = self.schedule.rampup_batch_size, self.schedule.step_batch_size_schedule
+        if not ramp and not steps:
+            return
+        name = "rampup_batch_size" if ramp else "step_batch_size_schedule"
+        given = " ".join(ramp or steps)
+        if ramp and steps:
+            yield Problem("schedule.rampup_batch_size", given, "contradicts schedule.step_batch_size_schedule",
+                          "give one of the two")
+            return
+        try:
+            sizes = self.batch_sizes.sizes
+        except ValueError as error:
+            yield Problem(f"schedule.{name}", given, str(error), "see --help")
+            return
+        unit = self.engine.micro_batch_size * copies
+        if sizes[-1] != self.engine.global_batch_size:
+            yield Problem(f"schedule.{name}", given, "does not end with the global batch "
+                          f"{self.engine.global_batch_size}", "make the two equal")
+        if odd := [size for size in sizes if size % unit]:
+            yield Problem(f"schedule.{name}", given, f"has global batches of {', '.join(map(str, odd))} rows, which are "
+                          f"no multiples of micro batch x data-parallel size = {unit}",
+                          f"use multiples of {unit}, or a smaller micro batch")
+        elif min(sizes) // unit < self.parallel.least_accumulation:
+            yield Problem(f"schedule.{name}", given, f"begins with too few micro-batches for pipeline schedule "
+                          f"{self.parallel.pipeline_schedule}, which needs {self.parallel.least_accumulation}",
+                          f"begin with {self.parallel.least_accumulation * unit} rows or more, or use schedule 1f1b")
 
     def _deepspeed_problems(self) -> Iterator[Problem]:
         """Runs whose files DeepSpeed's own converter does not read."""

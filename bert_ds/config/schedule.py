@@ -48,8 +48,22 @@ class ScheduleConfig:
     """global_batch: every masked token of the global batch counts the same, so the update does not depend on how the
     batch is split. micro_batch: Megatron's mean of the micro-batches' means."""
 
+    rampup_batch_size: tuple[str, ...] = ()
+    """START INCREMENT SAMPLES: the global batch grows from START to its size in equal steps over the first SAMPLES
+    samples. Lengths stay in iterations, and the learning rate follows them."""
+    step_batch_size_schedule: tuple[str, ...] = ()
+    """Global batches from a number of tokens on, TOKENS:SIZE with K, M, B or T behind the tokens: 0:768 250B:1536. The
+    last one is the global batch size. Tokens count padding."""
+    train_minutes: float | None = None
+    """Train for so many minutes, evaluations and saves included, those before a resume too: the learning rate moves
+    along its curve with the clock, or with the iterations where these are further on, and train_iters is the most."""
+    skip_train: bool = False
+    """Evaluate on the validation and test data and stop; nothing is trained or saved."""
     exit_interval: int | None = None
     """Save and stop after an iteration that is a multiple of this; None trains to the end."""
+    exit_duration_in_mins: float | None = None
+    """Save and stop, with exit code 0, at the end of the first iteration after so many minutes since the start of the
+    process; None trains to the end."""
     deterministic_mode: bool = False
     """The same bits whenever the run is repeated on the same hardware, with slower kernels where there is a choice."""
 
@@ -82,6 +96,13 @@ class ScheduleConfig:
         if self.exit_interval is not None and self.exit_interval < 1:
             yield Problem("schedule.exit_interval", self.exit_interval, "must be at least 1",
                           "leave exit_interval out to train to the end")
+        for name in ("train_minutes", "exit_duration_in_mins"):
+            minutes = getattr(self, name)
+            if minutes is not None and minutes <= 0:
+                yield Problem(f"schedule.{name}", minutes, "is not positive", "leave it out to train to the end")
+        if self.skip_train and self.eval_interval is None:
+            yield Problem("schedule.skip_train", True, "leaves nothing to do, since there is no evaluation",
+                          "set eval_interval to any number")
         if not 0 <= self.seed < 2**31 - 1:
             yield Problem("schedule.seed", self.seed, "does not fit the sample mapping's 31-bit seed",
                           "use 0 <= seed < 2147483647")

@@ -18,5 +18,5 @@ def datasets_of_run(run: RunConfig, vocabulary: Vocabulary, train_samples: int |
     return build_datasets(
         run.data, seq_length=run.model.seq_length, eval_seq_length=run.eval_seq_length,
         binary_head=run.model.binary_head, seed=schedule.seed, vocabulary=vocabulary, num_samples={
-            "train": schedule.train_iters * batch if train_samples is None else train_samples,
+            "train": run.batch_sizes.after(0, schedule.train_iters) if train_samples is None else train_samples,
             "valid": evaluated, "test": evaluated})

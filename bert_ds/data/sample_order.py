@@ -31,7 +31,7 @@ def planned_samples(run: RunConfig, saved: Mapping[str, Any] | None) -> int:
     own = run.data.planned_samples
     before = None if saved is None else _plan_of(saved)
     if before is None:
-        return own or run.schedule.train_iters * run.engine.global_batch_size
+        return own or run.batch_sizes.after(0, run.schedule.train_iters)
     if own not in {None, before}:
         raise ConfigError.of("data.planned_samples", own, "the samples of the checkpoint's run came in the order drawn "
                              f"for {before}", f"leave it out or set it to {before}")
