@@ -162,7 +162,7 @@ class ModelConfig:
             yield from self._rotary_problems()
 
     def export_problems(self) -> Iterator[Problem]:
-        """What the BERT classes of Hugging Face transformers cannot express: told before training, refused at export."""
+        """What the BERT classes of transformers cannot express: told before training, refused at export."""
         if self.position_embedding_type == "rope":
             yield Problem("model.position_embedding_type", "rope", "is not known to the BERT classes of transformers",
                           "train with learned_absolute where an export is wanted")

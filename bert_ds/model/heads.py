@@ -21,8 +21,8 @@ from bert_ds.parallel.context import ParallelContext
 from bert_ds.parallel.sharding import mark_partial_gradient, sharded_parameter
 
 HeadOutputs = tuple[Tensor, Tensor, Tensor, Tensor]
-"""(features_BPH, word_weight_VH, bias_V, sentence_logits_BM2). The weight is that of the word table or of the output layer;
-the last has no element without the binary head."""
+"""(features_BPH, word_weight_VH, bias_V, sentence_logits_BM2). The weight is that of the word table or of the output
+layer; the last has no element without the binary head."""
 
 
 class LMHead(nn.Module):

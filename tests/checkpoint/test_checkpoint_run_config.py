@@ -37,7 +37,8 @@ def test_shapes_and_cuts_are_those_of_the_model(binary_head: bool, tp: int) -> N
 
 @pytest.mark.parametrize(("changes", "named"), [
     ({"num_layers": 3}, ["model.num_layers=3: the checkpoint's model has 2"]),
-    ({"hidden_size": 48, "ffn_hidden_size": 80}, ["model.hidden_size=48", "model.kv_channels=12", "model.ffn_hidden_size=80"]),
+    ({"hidden_size": 48, "ffn_hidden_size": 80},
+     ["model.hidden_size=48", "model.kv_channels=12", "model.ffn_hidden_size=80"]),
     ({"ffn_hidden_size": None}, ["model.ffn_hidden_size=96: the checkpoint's model has 40"]),
     ({"kv_channels": 6}, []),
     ({"kv_channels": 8}, ["model.kv_channels=8: the checkpoint's model has 6"]),
