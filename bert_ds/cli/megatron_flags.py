@@ -69,7 +69,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "--adlr-autoresume": f"{_OWN_HOOKS}; recipes/slurm.sh goes on by itself",
     "--data-sharding": "samples are always taken in the order of one list",
     "--no-barrier-with-level-1-timing": "timers do not wait for other ranks",
-    "--use-tp-pp-dp-mapping": "ranks are numbered with tensor-parallel ones together, data-parallel ones furthest apart",
+    "--use-tp-pp-dp-mapping": "ranks of one tensor-parallel group have neighbouring numbers",
 }
 """Flags without a value that change nothing here, with the reason."""
 
@@ -156,8 +156,8 @@ REFUSED: dict[str, tuple[str, str]] = {
     "--start-weight-decay": ("weight decay is constant", "give --weight-decay"),
     "--end-weight-decay": ("weight decay is constant", "give --weight-decay"),
     "--sgd-momentum": ("the optimizer is AdamW", "leave it out"),
-    "--optimizer-cpu-offload": ("it is DeepSpeed's to do", 'give "zero_optimization": {"offload_optimizer": ...} in the '
-                                "DeepSpeed JSON"),
+    "--optimizer-cpu-offload": ("it is DeepSpeed's to do",
+                                'give "zero_optimization": {"offload_optimizer": ...} in the DeepSpeed JSON'),
     "--use-precision-aware-optimizer": ("masters and moments are fp32", "leave it out"),
     "--use-legacy-models": ("there is one implementation of the model",
                             "bring its checkpoint along with python -m bert_ds.convert from-megatron"),

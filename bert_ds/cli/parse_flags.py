@@ -79,9 +79,9 @@ def parse_flags(argv: Sequence[str]) -> CommandLine:
         else:
             values[flag.setting].append((flag, value))
     problems += _refused(parsed) + _contradictions(values)
-    only = {name: flag.why for name, flag in ONLY.items() if getattr(parsed, name) in flag.values}
-    remarks = tuple(f"{name} has no effect: {why}" for name, why in (WITHOUT_EFFECT | VALUE_WITHOUT_EFFECT | only).items()
-                    if getattr(parsed, name))
+    idle = WITHOUT_EFFECT | VALUE_WITHOUT_EFFECT | {
+        name: flag.why for name, flag in ONLY.items() if getattr(parsed, name) in flag.values}
+    remarks = tuple(f"{name} has no effect: {why}" for name, why in idle.items() if getattr(parsed, name))
     options, option_problems = _options(parsed)
     return CommandLine(options=options, values=values, problems=(*problems, *option_problems), remarks=remarks)
 

@@ -1,0 +1,60 @@
+"""The tables of all flags, made of the code that reads them.
+
+`python tests/support/flag_table.py` writes them into recipes/README.md; tests/cli/test_megatron_flags.py fails where
+they differ.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from bert_ds.cli.argument_files import ARGUMENT_FILES
+from bert_ds.cli.flags import GROUPS, TAKES_VALUE, Flag
+from bert_ds.cli.megatron_flags import ONLY, REFUSED, VALUE_WITHOUT_EFFECT, WITHOUT_EFFECT
+from bert_ds.cli.settings import show
+from bert_ds.cli.virtual_stages import FLAG as VIRTUAL_STAGES
+
+README = Path(__file__).resolve().parents[2] / "recipes" / "README.md"
+BEGIN, END = "<!-- flags: python tests/support/flag_table.py -->\n", "<!-- end of flags -->\n"
+
+
+def tables() -> str:
+    """The tables in Markdown; flags of one outcome share a row."""
+    settings = [(flag.name, _outcome(flag)) for flags in GROUPS.values() for flag in flags]
+    settings += [(VIRTUAL_STAGES, "`parallel.pipeline_schedule` = dualpipev where it makes two stages of a rank")]
+    settings += [(name, "the file's words stand for `--data-path`, or for `--train-data-path` and its like")
+                 for name in ARGUMENT_FILES]
+    idle = [*WITHOUT_EFFECT.items(), *VALUE_WITHOUT_EFFECT.items(),
+            *((f"{name} {only.values[0]}", f"{only.why}; other values are refused") for name, only in ONLY.items())]
+    refused = [(name, f"{why} | {instead}") for name, (why, instead) in REFUSED.items()]
+    return "\n".join([
+        "| flag | setting |", "|---|---|", *_rows(settings), "",
+        "| without effect | since |", "|---|---|", *_rows(idle), "",
+        "| refused | since | instead |", "|---|---|---|", *_rows(refused), ""])
+
+
+def tables_in_readme() -> str:
+    """The tables that recipes/README.md shows."""
+    return README.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
+
+
+def _outcome(flag: Flag) -> str:
+    if flag.constant is not TAKES_VALUE:
+        return f"`{flag.setting}` = {show(flag.constant)}"
+    item = "" if flag.item is None else f", value {flag.item + 1}"
+    implied = "".join(f", `{setting}` = {show(value)}" for setting, value in flag.implies)
+    return f"`{flag.setting}`{item}{implied}"
+
+
+def _rows(outcomes: Iterable[tuple[str, str]]) -> list[str]:
+    names = defaultdict(list)
+    for name, outcome in outcomes:
+        names[outcome].append(f"`{name}`")
+    return [f"| {' '.join(flags)} | {outcome} |" for outcome, flags in names.items()]
+
+
+if __name__ == "__main__":
+    text = README.read_text(encoding="utf-8")
+    README.write_text(text.replace(f"{BEGIN}{tables_in_readme()}{END}", f"{BEGIN}{tables()}{END}"), encoding="utf-8")
