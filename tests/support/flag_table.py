@@ -6,9 +6,13 @@ they differ.
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bert_ds.cli.argument_files import ARGUMENT_FILES
 from bert_ds.cli.flags import GROUPS, TAKES_VALUE, Flag
