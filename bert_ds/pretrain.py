@@ -28,7 +28,11 @@ log = logging.getLogger("bert_ds.pretrain")
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv`; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
-    place = process_place(os.environ)
+    try:
+        place = process_place(os.environ)
+    except ConfigError as error:
+        tell(error)
+        return error.exit_code
     configure_logging(rank=place.rank)
     try:
         # Settings are checked before torch is imported: a misspelt flag should not take seconds to be told.

@@ -11,7 +11,7 @@ import pytest
 import torch
 from thread_ranks import on_ranks
 
-from bert_ds.cli.launcher import ProcessPlace, process_place
+from bert_ds.cli.launcher import ProcessPlace
 from bert_ds.errors import ConfigError, DataError
 from bert_ds.training.coordination import Coordinator, PeerError, TimeLimitError
 from bert_ds.training.launch import choose_device, join_process_group
@@ -77,22 +77,6 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     with pytest.raises(ConfigError, match=r"--num_gpus=8: this machine has 4 visible GPU\(s\)"):
         choose_device(ProcessPlace(5, 5, 8, 8, "deepspeed"))
-
-
-@pytest.mark.parametrize(("environment", "place"), [
-    ({}, ProcessPlace(0, 0, 1, 1, "none")),
-    ({"RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"},
-     ProcessPlace(9, 1, 16, 8, "torchrun")),
-    ({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_SIZE": "2"}, ProcessPlace(1, 1, 2, 2, "deepspeed")),
-    ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4",
-      "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, ProcessPlace(3, 1, 4, 2, "mpirun")),
-    ({"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8",
-      "SLURM_STEP_TASKS_PER_NODE": "4(x2)"},
-     ProcessPlace(5, 1, 8, 4, "srun")),
-    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, ProcessPlace(0, 0, 1, 1, "none")),
-    ({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}, ProcessPlace(1, 1, 2, 2, "environment"))])
-def test_launchers_are_understood(environment: dict[str, str], place: ProcessPlace) -> None:
-    assert process_place(environment) == place
 
 
 def test_a_port_that_another_program_holds_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
