@@ -16,6 +16,10 @@ Error = TypeVar("Error", bound="UserError")
 EXIT_DONE = 0
 EXIT_BAD_INPUT = 2
 EXIT_GUARD = 3
+EXIT_STUCK = 4
+"""A rank was stuck or gone, and the watchdog has ended the job; the last checkpoint is the one to go on from."""
+EXIT_REQUEUE = 75
+"""After SIGUSR1: the state is saved and the run wants to be started again (EX_TEMPFAIL of sysexits.h)."""
 EXIT_INTERRUPTED = 128 + 2
 """What a shell reports for a process that SIGINT, Ctrl-C, has ended."""
 

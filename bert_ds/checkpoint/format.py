@@ -1,4 +1,4 @@
-"""What a checkpoint is, version 2 (version 1 knew one disk only).
+"""What a checkpoint is, version 3 (version 2 did not know training_s, version 1 one disk only).
 
     SAVE/latest                            the tag to resume from, moved last
     SAVE/iter_0000100/checkpoint.json      the manifest: everything but the tensors, written last
@@ -30,7 +30,7 @@ from typing import Any
 
 from bert_ds.errors import CheckpointError, Problem, SoundCheckpointError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Raised with every change of what checkpoint.json or a rank's file may hold."""
 WEIGHT, EXP_AVG, EXP_AVG_SQ = KINDS = ("weight", "exp_avg", "exp_avg_sq")
 FP8_STATE = "fp8"
@@ -157,6 +157,8 @@ class Manifest:
     files: tuple[FileRecord, ...]
     disks: tuple[DiskRecord, ...] = ()
     """Empty where all ranks saved to one disk."""
+    training_s: float = 0.0
+    """Seconds of training until then, over all resumed runs."""
 
     def disk_of(self, rank: int) -> DiskRecord | None:
         """Where `rank` wrote; None where there was one disk only."""

@@ -1,7 +1,7 @@
 """The size of the global batch as a function of the samples consumed before it.
 
-Formulas and notation are Megatron-LM's (core/num_microbatches_calculator.py). Which sample comes when does not depend on
-the sizes: each global batch takes the next ones.
+Formulas and notation are Megatron-LM's (core/num_microbatches_calculator.py). Which sample comes when does not depend
+on the sizes: each global batch takes the next ones.
 """
 
 from __future__ import annotations

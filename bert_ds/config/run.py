@@ -121,8 +121,8 @@ class RunConfig:
             yield Problem(f"schedule.{name}", given, "does not end with the global batch "
                           f"{self.engine.global_batch_size}", "make the two equal")
         if odd := [size for size in sizes if size % unit]:
-            yield Problem(f"schedule.{name}", given, f"has global batches of {', '.join(map(str, odd))} rows, which are "
-                          f"no multiples of micro batch x data-parallel size = {unit}",
+            yield Problem(f"schedule.{name}", given, f"has global batches of {', '.join(map(str, odd))} rows, which "
+                          f"are no multiples of micro batch x data-parallel size = {unit}",
                           f"use multiples of {unit}, or a smaller micro batch")
         elif min(sizes) // unit < self.parallel.least_accumulation:
             yield Problem(f"schedule.{name}", given, f"begins with too few micro-batches for pipeline schedule "

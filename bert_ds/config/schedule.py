@@ -62,8 +62,8 @@ class ScheduleConfig:
     exit_interval: int | None = None
     """Save and stop after an iteration that is a multiple of this; None trains to the end."""
     exit_duration_in_mins: float | None = None
-    """Save and stop, with exit code 0, at the end of the first iteration after so many minutes since the start of the
-    process; None trains to the end."""
+    """Save and stop, with exit code 0, at the end of the first iteration after so many minutes since the run was
+    started; None trains to the end."""
     deterministic_mode: bool = False
     """The same bits whenever the run is repeated on the same hardware, with slower kernels where there is a choice."""
 

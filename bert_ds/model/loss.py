@@ -34,6 +34,11 @@ class LossSums:
         """Adds one micro-batch's sums, in the order of METRICS."""
         self._sums += torch.stack([value.detach().double() for value in values])
 
+    @property
+    def so_far(self) -> Tensor:
+        """The sums since the last `take`, [len(METRICS)] float64."""
+        return self._sums
+
     def take(self) -> Tensor:
         """The sums so far, [len(METRICS)] float64; starts again at zero."""
         taken, self._sums = self._sums, torch.zeros_like(self._sums)

@@ -30,30 +30,53 @@ class StepInputs:
     """Seconds this rank waited for the loader."""
 
 
-def training_source(
-    run: RunConfig, ctx: ParallelContext, dataset: SampleSource | None, first: int, stop: int
-) -> StepSource:
-    """The steps that train on the samples from `first` to `stop` (exclusive); `dataset` may be None if there are none.
-    """
-    return _source(run, ctx, dataset, first, stop, run.engine.micro_batch_size)
+class TrainingSource:
+    """The steps of a run's training, whose global batches may grow; see StepSource."""
+
+    def __init__(
+        self, run: RunConfig, ctx: ParallelContext, dataset: SampleSource | None, consumed: int, iterations: int
+    ) -> None:
+        """So many iterations on the samples that come after the `consumed` ones; `dataset` may be None for no
+        iterations."""
+        self._run, self._ctx, self._dataset = run, ctx, dataset
+        self._stretches = run.batch_sizes.stretches(consumed, iterations)
+        self._source = self._next_source() if iterations > 0 else StepSource(None, ctx, 0)
+
+    def next(self) -> StepInputs:
+        """The inputs of the next step; to be called on all ranks."""
+        if not self._source.steps_left:
+            self._source.close()
+            self._source = self._next_source()
+        return self._source.next()
+
+    def close(self) -> None:
+        """Stops the loader's threads."""
+        self._source.close()
+
+    def _next_source(self) -> StepSource:
+        """The next batches of equal size."""
+        first, size, count = next(self._stretches)
+        return _source(self._run, self._ctx, self._dataset, first, first + size * count,
+                       self._run.engine.micro_batch_size, size)
 
 
 def evaluation_source(run: RunConfig, ctx: ParallelContext, dataset: SampleSource) -> StepSource:
     """The global batches of one evaluation: always the first samples of the split, however they are cut."""
     samples = run.schedule.eval_iters * run.engine.global_batch_size
-    return _source(run, ctx, dataset, 0, samples, run.eval_micro_batch_size)
+    return _source(run, ctx, dataset, 0, samples, run.eval_micro_batch_size, run.engine.global_batch_size)
 
 
 def _source(
-    run: RunConfig, ctx: ParallelContext, dataset: SampleSource | None, first: int, stop: int, micro_batch_size: int
+    run: RunConfig, ctx: ParallelContext, dataset: SampleSource | None, first: int, stop: int, micro_batch_size: int,
+    global_batch_size: int,
 ) -> StepSource:
-    steps = max(stop - first, 0) // run.engine.global_batch_size
+    steps = (stop - first) // global_batch_size
     if not ctx.reads_data or steps == 0:
         return StepSource(None, ctx, steps)
     assert dataset is not None
     return StepSource(WindowLoader(
         dataset, first_sample=first, num_samples=stop, micro_batch_size=micro_batch_size,
-        accumulation=run.engine.global_batch_size // (micro_batch_size * ctx.dp_size), dp_rank=ctx.dp_rank,
+        accumulation=global_batch_size // (micro_batch_size * ctx.dp_size), dp_rank=ctx.dp_rank,
         dp_size=ctx.dp_size, num_workers=max(run.data.num_workers, 1), rows_are_full=run.data.rows_are_full),
         ctx, steps)
 
@@ -71,7 +94,7 @@ class StepSource:
         self._windows = iter(loader) if loader is not None else None
         self._loader = loader
         self._ctx = ctx
-        self._steps_left = steps
+        self.steps_left = steps
 
     def next(self) -> StepInputs:
         """The inputs of the next step; to be called on all ranks.
@@ -79,8 +102,8 @@ class StepSource:
         Raises:
             PeerError: another rank could not read its data. That rank raises what it met.
         """
-        assert self._steps_left > 0, "no step is left, on any rank"
-        self._steps_left -= 1
+        assert self.steps_left > 0, "no step is left, on any rank"
+        self.steps_left -= 1
         started = time.monotonic()
         window, failure = self._draw()
         waited = time.monotonic() - started

@@ -158,6 +158,33 @@ class Coordinator:
         else:
             self._store.set(f"{key}/{self.rank}", "")
 
+    def put(self, name: str, text: str) -> None:
+        """Leaves a text of this rank under a name, for whoever looks; waits for nobody."""
+        if self._store is not None:
+            self._store.set(f"bert_ds/{self._channel}/{name}/{self.rank}", text)
+
+    def put_first(self, name: str, text: str) -> None:
+        """Leaves a text for all ranks under a name, unless one is there."""
+        if self._store is not None:
+            self._store.compare_set(f"bert_ds/{self._channel}/{name}", "", text)
+
+    def peek(self, name: str) -> str | None:
+        """What `put_first` has left."""
+        return self._text(f"bert_ds/{self._channel}/{name}")
+
+    def peek_all(self, name: str) -> list[str | None]:
+        """What each rank has `put` last."""
+        return [self._text(f"bert_ds/{self._channel}/{name}/{rank}") for rank in range(self.world_size)]
+
+    def failure(self) -> str | None:
+        """What the first rank has said that could not go on."""
+        return self._text(_ABORT)
+
+    def _text(self, key: str) -> str | None:
+        if self._store is None or not self._store.check([key]):
+            return None
+        return self._store.get(key).decode()
+
     def _let_others_read(self) -> None:
         """Rank 0 keeps the store: it stays until whoever waits has seen the message."""
         if self.rank == 0 and self.world_size > 1:

@@ -85,6 +85,14 @@ def build_engine(
             config=dict(settings), config_class=DeepSpeedConfig(dict(settings), pipeline.mpu()))
 
 
+def set_global_batch_size(engine: Any, rows: int) -> None:
+    """Sets the rows of the next step: more or fewer micro-batches of the same size, over which losses are averaged."""
+    if rows != engine.train_batch_size():
+        engine.set_train_batch_size(rows)
+        loss = engine.module.loss_fn
+        engine.module.loss_fn = replace(loss, averaged_over=engine.micro_batches * engine.dp_world_size)
+
+
 def set_learning_rate(engine: Any, rate: float) -> None:
     """Sets the rate of the next update in every parameter group."""
     for group in engine.optimizer.param_groups:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from bert_ds.config.run import RunConfig
@@ -14,16 +16,18 @@ from bert_ds.training.pipeline_engine import BertPipelineEngine
 
 
 def evaluate(
-    run: RunConfig, ctx: ParallelContext, engine: BertPipelineEngine, sums: LossSums, dataset: SampleSource
+    run: RunConfig, ctx: ParallelContext, engine: BertPipelineEngine, sums: LossSums, dataset: SampleSource,
+    before_batch: Callable[[int], None] = lambda batch: None,
 ) -> Losses:
     """Losses and accuracies over the first `eval_iters` global batches of a split, without dropout.
 
-    Leaves training as it was, to the bit.
+    Leaves training as it was, to the bit. `before_batch` is called with the number of each.
     """
     total = torch.zeros(len(SUMS), dtype=torch.float64, device=ctx.device)
     source = evaluation_source(run, ctx, dataset)
     with engine.evaluation(run.eval_accumulation(ctx.dp_size)):
-        for _ in range(run.schedule.eval_iters):
+        for batch in range(run.schedule.eval_iters):
+            before_batch(batch)
             engine.eval_batch(source.next().micro_batches)
             total[: len(METRICS)] += sums.take()
     source.close()

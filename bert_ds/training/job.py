@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -56,6 +57,8 @@ class Prepared:
     place: ProcessPlace
     device: torch.device
     vocabulary: Vocabulary
+    started: float
+    """The monotonic clock when this rank was started."""
 
 
 def prepare(run: RunConfig, place: ProcessPlace) -> Prepared:
@@ -64,7 +67,7 @@ def prepare(run: RunConfig, place: ProcessPlace) -> Prepared:
     Raises:
         UserError: the devices, the vocabulary or the data do not fit the run.
     """
-    device = choose_device(place)
+    started, device = time.monotonic(), choose_device(place)
     vocabulary = Vocabulary.of_run(run.data)
     run = replace(run, model=replace(run.model, vocab_size=len(vocabulary.tokens)))
     run.validate(place.world_size)
@@ -73,7 +76,7 @@ def prepare(run: RunConfig, place: ProcessPlace) -> Prepared:
     open_corpora(run.data, vocabulary)
     if run.schedule.deterministic_mode:
         _be_deterministic()
-    return Prepared(run, place, device, vocabulary)
+    return Prepared(run, place, device, vocabulary, started)
 
 
 def run_job(prepared: Prepared) -> int:
@@ -89,17 +92,15 @@ def run_job(prepared: Prepared) -> int:
         disks = find_disks(Path(run.output.save), coordinator) if run.output.save else None
         leads = disks is not None and disks.leads(ctx.rank)
         with coordinator.entered(save_lock(run.output.save if leads else None)):
-            code = coordinator.guarded(lambda: _train(run, ctx, coordinator, place, prepared.vocabulary, disks))
+            code = coordinator.guarded(lambda: _train(prepared, ctx, coordinator, disks))
         coordinator.leave("the end of the run")
         return code
     finally:
         dist.destroy_process_group()
 
 
-def _train(
-    run: RunConfig, ctx: ParallelContext, coordinator: Coordinator, place: ProcessPlace, vocabulary: Vocabulary,
-    disks: Disks | None,
-) -> int:
+def _train(prepared: Prepared, ctx: ParallelContext, coordinator: Coordinator, disks: Disks | None) -> int:
+    run, place, vocabulary = prepared.run, prepared.place, prepared.vocabulary
     if deepspeeds := run.output.save_deepspeed:
         coordinator.on_leader(f"looking at {deepspeeds}", lambda: check_folder(Path(deepspeeds)), leader=ctx.rank == 0)
     start = find_starting_point(run, ctx, coordinator, vocabulary)
@@ -122,9 +123,9 @@ def _train(
         stack.callback(reporter.close)
         saver = stack.enter_context(Saver(run, ctx, coordinator, engine, vocabulary, disks,
                                           exports.after_save if exports else None)) if disks else None
-        code = train(Job(run, ctx, engine, sums, datasets, reporter, saver,
-                         place.launcher in LAUNCHERS_THAT_STAY, train_samples), state)
-    if code == EXIT_DONE:  # a run that was told to stop has no time for either
+        code = train(Job(run, ctx, coordinator, engine, sums, datasets, reporter, saver,
+                         place.launcher in LAUNCHERS_THAT_STAY, prepared.started), state)
+    if code == EXIT_DONE and not run.schedule.skip_train:  # a run that was told to stop has no time for either
         if exports:
             exports.finish()
         if run.output.save_deepspeed:
@@ -146,7 +147,7 @@ def _with_order_kept(run: RunConfig, saved: Manifest | None) -> RunConfig:
 def _train_samples(run: RunConfig, saved: Manifest | None) -> int:
     """Training samples up to the last iteration: what is consumed already, and the rest in today's batches."""
     step, consumed = (saved.step, saved.consumed_samples) if saved else (0, 0)
-    return consumed + max(run.schedule.train_iters - step, 0) * run.engine.global_batch_size
+    return run.batch_sizes.after(consumed, run.schedule.train_iters - step)
 
 
 def _introduce(run: RunConfig, ctx: ParallelContext) -> None:

@@ -20,12 +20,12 @@ class LearningRate:
     peak: float
     global_batch_size: int
 
-    def after_updates(self, updates: int) -> float:
+    def after_updates(self, updates: float) -> float:
         """The rate of the next update after `updates`. Lengths are in iterations, so that a run which is resumed with
         another batch size stays at its place on the curve."""
         return self.at(updates * self.global_batch_size)
 
-    def at(self, samples: int) -> float:
+    def at(self, samples: float) -> float:
         """The rate of the next update after `samples`."""
         warmup = self.schedule.warmup_iters * self.global_batch_size
         decay = self.schedule.decay_iters * self.global_batch_size
@@ -40,7 +40,7 @@ class LearningRate:
             return max(floor, self.peak * math.sqrt(max(warmup, 1)) / math.sqrt(max(samples, 1)))
         return floor + self._share(samples, warmup, decay) * (self.peak - floor)
 
-    def _share(self, samples: int, warmup: float, decay: float) -> float:
+    def _share(self, samples: float, warmup: float, decay: float) -> float:
         """How much of the way from min_lr to the peak is left, 1 at the end of the warm-up."""
         progress = (samples - warmup) / (decay - warmup)
         if self.schedule.lr_decay_style == "linear":

@@ -65,6 +65,7 @@ class Interval:
 
     device: torch.device
     steps: int = 0
+    rows: int = 0
     skipped: int = 0
     sums: Tensor = field(init=False)
     started_s: float = field(default_factory=time.monotonic)
@@ -73,14 +74,15 @@ class Interval:
     def __post_init__(self) -> None:
         self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=self.device)
 
-    def add(self, sums: Tensor, real_tokens: int, *, skipped: bool, data_wait_s: float) -> None:
-        """Counts one step; the losses of a skipped one do not enter the means."""
+    def add(self, sums: Tensor, real_tokens: int, *, rows: int, skipped: bool, data_wait_s: float) -> None:
+        """Counts one step over `rows` rows; the losses of a skipped one do not enter the means."""
         self.steps += 1
+        self.rows += rows
         self.skipped += skipped
         self.data_wait_s += data_wait_s
         self.sums[-2] += real_tokens
+        self.sums[-1] += sums.isnan().any()
         if not skipped:
-            self.sums[-1] += sums.isnan().any()
             self.sums[:-2] += sums
 
 
@@ -102,13 +104,16 @@ class Reporter:
         self._bar = _progress_bar(run) if active else None
 
     def steps(self, step: int, consumed_samples: int, interval: Interval, sums: dict[str, float], *,
-              learning_rate: float, grad_norm: float | None, loss_scale: float | None) -> dict[str, Any]:
-        """Reports the interval that ends with `step`; returns the record of metrics.jsonl."""
+              learning_rate: float, grad_norm: float | None, loss_scale: float | None,
+              clock_left_s: float = math.inf) -> dict[str, Any]:
+        """Reports the interval that ends with `step`; returns the record of metrics.jsonl. `clock_left_s`: seconds until
+        the clock ends the run."""
         losses = Losses.from_sums(sums)
         seconds = time.monotonic() - interval.started_s
         step_time = seconds / interval.steps
-        batch = self._run.engine.global_batch_size
-        mfu = self._flops_per_step / (step_time * self._peak) if self._peak else None
+        batch = interval.rows / interval.steps
+        flops = self._flops_per_step * batch / self._run.engine.global_batch_size
+        mfu = flops / (step_time * self._peak) if self._peak else None
         record = {
             "iteration": step, "consumed_samples": consumed_samples, **losses.__dict__,
             "learning_rate": learning_rate, "grad_norm": grad_norm, "loss_scale": loss_scale,
@@ -119,7 +124,7 @@ class Reporter:
             "memory_gb": torch.cuda.max_memory_allocated() / 1e9 if interval.device.type == "cuda" else None,
         }
         if self._active:
-            left_s = (self._run.schedule.train_iters - step) * step_time
+            left_s = min((self._run.schedule.train_iters - step) * step_time, max(clock_left_s, 0.0))
             self._say(_console_line(record, self._run, interval, left_s))
             self._write(record)
             self._scalars(step, consumed_samples, {
@@ -179,7 +184,7 @@ def _console_line(record: Mapping[str, Any], run: RunConfig, interval: Interval,
         f"consumed samples: {record['consumed_samples']:12d}",
         f"elapsed time per iteration (ms): {record['step_time_s'] * 1e3:.1f}",
         f"learning rate: {record['learning_rate']:.6E}",
-        f"global batch size: {run.engine.global_batch_size:5d}",
+        f"global batch size: {round(interval.rows / interval.steps):5d}",
         *_loss_parts(record, run, "{:.6E}"),
     ]
     if record["loss_scale"] is not None:

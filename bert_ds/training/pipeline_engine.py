@@ -9,8 +9,8 @@ masters nor moments. Under DualPipeV one rank holds both ends of the model, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -41,6 +41,9 @@ class BertPipelineEngine(PipelineEngine):
 
     micro_batches: int
     """Micro-batches of a step, or of one call of `eval_batch`."""
+    allows_update: Callable[[], bool] | None = None
+    """Asked on all ranks, alike, when the gradients of a step are summed; where it says no, the step counts as skipped.
+    """
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -102,7 +105,8 @@ class BertPipelineEngine(PipelineEngine):
 
     def _exec_optimizer_step(self, lr_kwargs: Any = None) -> None:
         """Steps, then hands the owner's new weights to the copies, whose gradients start at zero again."""
-        super()._exec_optimizer_step(lr_kwargs)
+        with nullcontext() if self.allows_update is None or self.allows_update() else self._update_refused():
+            super()._exec_optimizer_step(lr_kwargs)
         for tied in self.tied_weights:
             if tied.is_copy:
                 tied.weight.grad = None
@@ -111,11 +115,33 @@ class BertPipelineEngine(PipelineEngine):
             if self._step_applied:
                 dist.broadcast(tied.weight.data, src=tied.owner, group=tied.group)
 
+    @contextmanager
+    def _update_refused(self) -> Iterator[None]:
+        """Within it, a step of the optimizer does nothing and looks like one that overflowed."""
+        optimizer = self.optimizer
+        had_flag = hasattr(optimizer, "overflow")
+        optimizer.step = lambda *_, **__: _drop_sums(optimizer)
+        optimizer.overflow = True
+        try:
+            yield
+        finally:
+            del optimizer.step
+            if not had_flag:
+                del optimizer.overflow
+
     _INSTRUCTION_MAP: ClassVar[dict[type, Any]] = {
         **PipelineEngine._INSTRUCTION_MAP,
         schedule.ReduceTiedGrads: _exec_reduce_tied_grads,
         schedule.OptimizerStep: _exec_optimizer_step,
     }
+
+
+def _drop_sums(optimizer: Any) -> None:
+    """Forgets the sums that DeepSpeed's ZeRO keeps beside the parameters, as it does after an overflow."""
+    if getattr(optimizer, "cpu_offload", False):
+        optimizer.reset_cpu_buffers()
+    for sums in (getattr(optimizer, "averaged_gradients", {}), getattr(optimizer, "all_grad_tensors", {})):
+        sums.update(dict.fromkeys(sums))
 
 
 class BertDualPipeVEngine(BertPipelineEngine, DualPipeVEngine):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,6 +50,14 @@ def find_starting_point(
     return coordinator.guarded(lambda: _checked(run, checkpoint, continues, vocabulary))
 
 
+def newest_own_checkpoint(run: RunConfig, ctx: ParallelContext, coordinator: Coordinator) -> StartingPoint | None:
+    """The newest intact checkpoint that the run itself has saved; None before the first."""
+    assert run.output.save is not None
+    layout = LayoutRecord(ctx.tp_size, ctx.pp_size, ctx.dp_size)
+    found = find_intact(Path(run.output.save), layout, coordinator, step=None)
+    return None if found is None else StartingPoint(found, continues=True, with_optimizer=True)
+
+
 def load_checkpoint(
     start: StartingPoint, ctx: ParallelContext, coordinator: Coordinator, engine: Any
 ) -> TrainingState:
@@ -67,7 +76,7 @@ def load_checkpoint(
         log.info("the weights of %s are loaded; the run starts at iteration 0", checkpoint.folder)
         return TrainingState()
     state = TrainingState(manifest.step, manifest.consumed_samples, manifest.successful_samples,
-                          manifest.skipped_steps)
+                          manifest.skipped_steps, manifest.training_s)
     engine.global_steps, engine.skipped_steps = state.step, state.skipped_steps
     engine.global_samples = state.consumed_samples
     coordinator.guarded(lambda: _restore_fp8(checkpoint, engine, ctx))

@@ -194,7 +194,8 @@ def draft_manifest(
         config=run_config_as_dict(run), layout=LayoutRecord(ctx.tp_size, ctx.pp_size, ctx.dp_size),
         versions={"bert_ds": __version__, "torch": torch.__version__,
                   "deepspeed": installed_version("deepspeed") or ""},
-        vocabulary=vocabulary, metrics=metrics, parameters=parameter_shapes(run.model), files=())
+        vocabulary=vocabulary, metrics=metrics, parameters=parameter_shapes(run.model), files=(),
+        training_s=state.training_s)
 
 
 def _optimizer_step(engine: Any) -> int:

@@ -16,7 +16,9 @@ class TrainingState:
     successful_samples: int = 0
     """Rows whose gradient was applied."""
     skipped_steps: int = 0
-    """Iterations that loss scaling skipped."""
+    """Iterations whose update is not in the weights: loss scaling skipped it, or a guard did or went back behind it."""
+    training_s: float = 0.0
+    """Seconds of training, evaluations and saves included."""
 
     @property
     def updates(self) -> int:
@@ -29,3 +31,7 @@ class TrainingState:
             self, step=self.step + 1, consumed_samples=self.consumed_samples + samples,
             successful_samples=self.successful_samples + (0 if skipped else samples),
             skipped_steps=self.skipped_steps + skipped)
+
+    def rewound_to(self, saved: TrainingState) -> TrainingState:
+        """This place in the data with the weights of `saved`: the updates since then count as skipped."""
+        return replace(self, successful_samples=saved.successful_samples, skipped_steps=self.step - saved.updates)

@@ -1,16 +1,37 @@
-"""Whether the run has been asked to end: by a signal, or because its launcher has gone."""
+"""Whether the run has been asked to end: by a signal, or because its launcher has gone; and what time it is."""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 
 import torch
 import torch.distributed as dist
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+from bert_ds.errors import EXIT_REQUEUE
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+def exit_code_of(number: signal.Signals) -> int:
+    """What a run ends with after a signal: as a shell reports it, or the wish to be started again after SIGUSR1."""
+    return EXIT_REQUEUE if number is signal.SIGUSR1 else 128 + number
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What ranks know alike after a step."""
+
+    signal: signal.Signals | None
+    """One that any rank was sent."""
+    training_s: float
+    """Seconds of training, on the rank with the most."""
+    run_s: float
+    """Seconds since the run was started on the first rank."""
 
 
 class StopRequest:
@@ -20,10 +41,18 @@ class StopRequest:
     behind it, the run ends as by SIGTERM.
     """
 
-    def __init__(self, *, watch_parent: bool) -> None:
+    def __init__(self, *, watch_parent: bool, started: float = 0.0, trained_s: float = 0.0) -> None:
+        """
+        Args:
+            watch_parent: whether the run ends with its parent process.
+            started: the monotonic clock when the run was started.
+            trained_s: seconds of training before a resume.
+        """
         self.signal: signal.Signals | None = None
         self._launchers = _launchers() if watch_parent else ()
         self._previous: dict[signal.Signals, object] = {}
+        self._training_since = time.monotonic() - trained_s
+        self._started = started
 
     def __enter__(self) -> StopRequest:
         for number in SIGNALS:
@@ -36,16 +65,18 @@ class StopRequest:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def agreed(self, device: torch.device, world_size: int) -> signal.Signals | None:
-        """The signal that any rank was sent, on all ranks alike; None to go on."""
+    def agreed(self, device: torch.device, world_size: int) -> Agreement:
+        """The signal that any rank was sent and the latest time on any, on all ranks alike."""
         own = self.signal
         if own is None and self._launchers and _launchers()[: len(self._launchers)] != self._launchers:
             own = signal.SIGTERM
-        if world_size == 1:
-            return own
-        flag = torch.tensor(int(own or 0), device=device)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-        return signal.Signals(int(flag)) if int(flag) else None
+        now = time.monotonic()
+        values = torch.tensor([int(own or 0), now - self._training_since, now - self._started],
+                              dtype=torch.float64, device=device)
+        if world_size > 1:
+            dist.all_reduce(values, op=dist.ReduceOp.MAX)
+        number, training_s, run_s = values.tolist()
+        return Agreement(signal.Signals(int(number)) if number else None, training_s, run_s)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = signal.Signals(number)

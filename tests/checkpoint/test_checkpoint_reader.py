@@ -147,7 +147,7 @@ def test_a_newer_format_is_no_damage(two_saves: Path, step: int) -> None:
     """Going on from an older one would throw away what the newer program has trained."""
     _claim_a_newer_format(two_saves / f"iter_{step:07d}" / MANIFEST_FILE)
     (two_saves / LATEST_FILE).write_text(f"iter_{step:07d}")
-    with pytest.raises(SoundCheckpointError, match=r"format_version=99: .* newer than the version 2 .*Fix: "):
+    with pytest.raises(SoundCheckpointError, match=r"format_version=99: .* newer than the version 3 .*Fix: "):
         find_latest(two_saves)
 
 

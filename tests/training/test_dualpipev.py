@@ -26,7 +26,7 @@ from bert_ds.config.run import RunConfig
 from bert_ds.config.stages import dualpipev_stage_layers, head_flops, layer_flops, stage_bounds
 from bert_ds.errors import ConfigError
 from bert_ds.parallel.context import ParallelContext
-from bert_ds.training.batches import training_source
+from bert_ds.training.batches import TrainingSource
 
 
 def problems_of(case: Case, world_size: int = 2, **evaluation: int) -> list[str]:
@@ -181,7 +181,7 @@ def test_the_loader_runs_only_where_it_is_read(dualpipev: bool, readers: list[in
     monkeypatch.setattr("bert_ds.training.batches.WindowLoader", lambda *_, **__: started.append(rank) or iter(()))
     for rank in range(4):
         ctx = ParallelContext(pp_size=4, pp_rank=rank, dualpipev=dualpipev)
-        training_source(run_config(Case(pp=4, layers=9)), ctx, NoSamples(), 0, GLOBAL_BATCH)
+        TrainingSource(run_config(Case(pp=4, layers=9)), ctx, NoSamples(), 0, 1)
         assert ctx.reads_data == (rank in readers)
         assert (ctx.rank == ctx.last_stage_rank) == ctx.is_last_stage == (rank == readers[-1])
     assert started == readers

@@ -33,7 +33,7 @@ def report(folder: Path, sums: list[list[float]], skipped: list[bool],
     reporter = Reporter(run, active=True, flops_per_step=1e9, peak_flops_of_all=1e12)
     interval = Interval(CPU)
     for values, skip in zip(sums, skipped, strict=True):
-        interval.add(torch.tensor(values, dtype=torch.float64), 100, skipped=skip, data_wait_s=0.0)
+        interval.add(torch.tensor(values, dtype=torch.float64), 100, rows=16, skipped=skip, data_wait_s=0.0)
     record = reporter.steps(7, 112, interval, reduce_sums(interval.sums, ParallelContext.single_process()),
                             learning_rate=3e-4, grad_norm=1.25, loss_scale=65536.0)
     reporter.evaluation("valid", 7, 112, Losses(2.0, 0.5, 0.7, 0.6))

@@ -16,15 +16,15 @@ CPU = torch.device("cpu")
 def test_a_signal_is_noted_and_handlers_are_given_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with StopRequest(watch_parent=False) as stop:
-        assert stop.agreed(CPU, 1) is None
+        assert stop.agreed(CPU, 1).signal is None
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.agreed(CPU, 1) is signal.SIGTERM
+        assert stop.agreed(CPU, 1).signal is signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize(("watch_parent", "answer"), [(True, signal.SIGTERM), (False, None)])
 def test_the_end_of_the_parent(watch_parent: bool, answer: object, monkeypatch: pytest.MonkeyPatch) -> None:
     stop = StopRequest(watch_parent=watch_parent)
-    assert stop.agreed(CPU, 1) is None
+    assert stop.agreed(CPU, 1).signal is None
     monkeypatch.setattr(os, "getppid", lambda: 1)
-    assert stop.agreed(CPU, 1) is answer
+    assert stop.agreed(CPU, 1).signal is answer
