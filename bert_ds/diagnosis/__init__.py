@@ -1,0 +1,1 @@
+"""What would go wrong on this machine, found before a run: one small function a check."""
