@@ -100,7 +100,7 @@ class BertPipeline(PipelineModule):
         with self.fp8.computing() if self.fp8 else nullcontext():
             for run in self._runs[self.active_phase]:
                 inputs = _execute(run, inputs, keys, self.fp8)
-        return inputs
+        return _without_parameters(inputs)
 
     def _keys(self, segment_ids_BS: Tensor) -> dict[int, DropoutKey]:
         """The dropout keys of this stage's layers for the next micro-batch, by global index."""
@@ -163,6 +163,15 @@ def _group(stage: _Stage, interval: int, method: str) -> Iterator[_Run]:
         left -= stop - index if recompute else 0
         yield _Run(stage.start + index, tuple(functions[index:stop]), recompute)
         index = stop
+
+
+def _without_parameters(outputs: Any) -> Any:
+    """The outputs of a stage, with a view in place of each parameter among them: the weight and bias of the vocabulary.
+
+    DeepSpeed starts a backward pass when the first gradient reaches an output, and clears all bf16 gradients then. What
+    had reached a parameter that is an output itself was lost: its hook runs after the gradient has been added.
+    """
+    return tuple(output.view_as(output) if isinstance(output, nn.Parameter) else output for output in outputs)
 
 
 def _spec(layer: LayerDef) -> LayerSpec:
