@@ -43,12 +43,13 @@ class BadLoss:
 
 
 class LossHistory:
-    """Judges each loss by the good ones before it."""
+    """Judges each loss by the good ones before it; warns once in a window."""
 
     def __init__(self, config: GuardConfig) -> None:
         self._config = config
         self._good: deque[float] = deque(maxlen=config.loss_spike_window)
         self._iterations = 0
+        self._warned = -config.loss_spike_window
         self._bad: deque[int] = deque(maxlen=config.bad_losses_in_window)
 
     def judge(self, loss: float) -> BadLoss | None:
@@ -62,6 +63,9 @@ class LossHistory:
             return None
         if self._config.on_loss_spike == "warn":
             self._good.append(loss)
+            if self._iterations - self._warned < self._config.loss_spike_window:
+                return None
+            self._warned = self._iterations
         return self._answer(
             self._config.on_loss_spike, f"the loss jumped to {loss:.4f}, from a median of {typical:.4f} over "
             f"{len(self._good)} iterations; {limit:.4f} is the limit")

@@ -178,8 +178,9 @@ class Loop:
                                 f"{self._culprits or 'the weights are those before it'}",
                                 "lower the learning rate, warm up longer or train in bf16; to go on from there past "
                                 "these samples, use --on-nan-loss or --on-loss-spike with skip or rewind")
-        log.warning("iteration %d: %s (%s)%s", self.state.step, bad.reason, bad.policy,
-                    f"; {self._culprits}" if self._culprits else "")
+        if self._job.ctx.rank == 0:
+            log.warning("iteration %d: %s (%s)%s", self.state.step, bad.reason, bad.policy,
+                        f"; {self._culprits}" if self._culprits else "")
         if bad.policy == "rewind":
             self._rewind()
 
