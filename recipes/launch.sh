@@ -5,6 +5,7 @@
 #
 # The four paths stand together or not at all (then the recipe's own are used). Variables, as in Megatron-LM's script:
 #   GPUS_PER_NODE (8)  NUM_NODES (1)  NODE_RANK (0)  MASTER_ADDR (localhost)  MASTER_PORT (6000)
+# LAUNCHER=srun starts a rank for each task of the Slurm job around it, see slurm.sh; the five are not needed then.
 # DRY_RUN=1 prints what the run would be on that many ranks and starts nothing.
 set -euo pipefail
 
@@ -16,8 +17,10 @@ shift
 GPUS_PER_NODE=${GPUS_PER_NODE:-8}
 NUM_NODES=${NUM_NODES:-1}
 NODE_RANK=${NODE_RANK:-0}
-MASTER_ADDR=${MASTER_ADDR:-localhost}
-MASTER_PORT=${MASTER_PORT:-6000}
+if [[ ${LAUNCHER:-} != srun ]]; then
+    MASTER_ADDR=${MASTER_ADDR:-localhost}
+    MASTER_PORT=${MASTER_PORT:-6000}
+fi
 # Kernels reach the GPU in the order of their launch, so that communication is not overtaken by computation.
 export CUDA_DEVICE_MAX_CONNECTIONS=1
 
@@ -43,7 +46,13 @@ script=$root/bert_ds/pretrain.py
 set -- "$script" --deepspeed_config "$root/ds_configs/$name.json" "$@"
 
 if [[ ${DRY_RUN:-0} != 0 ]]; then
-    exec python3 "$@" --dry-run --world-size $((GPUS_PER_NODE * NUM_NODES))
+    ranks=$((GPUS_PER_NODE * NUM_NODES))
+    [[ ${LAUNCHER:-} == srun ]] && ranks=${SLURM_NTASKS:?LAUNCHER=srun belongs into a Slurm job}
+    exec python3 "$@" --dry-run --world-size "$ranks"
+elif [[ ${LAUNCHER:-} == srun ]]; then
+    # A rank that has died ends the others after a minute; ranks that save and end one after another are let be.
+    # shellcheck disable=SC2086 # several words
+    exec srun --kill-on-bad-exit=0 --wait=60 ${SRUN_FLAGS:-} python3 -u "$@"
 elif [[ $NUM_NODES -eq 1 ]]; then
     # DeepSpeed's launcher ends all ranks when one dies, and needs neither ssh nor hostfile on one machine.
     devices=(--num_gpus "$GPUS_PER_NODE")
