@@ -108,7 +108,7 @@ class WithoutBytes(Checkpoint):
                        record.start + stop)
 
 
-@pytest.mark.proves("1,024 ranks read every number of a 20B checkpoint of another layout once", "EXACT")
+@pytest.mark.proves("1,024 ranks read every number of a 20B checkpoint of another layout, from its place", "EXACT")
 @pytest.mark.parametrize(("saved", "wanted"), [
     (LayoutRecord(4, 4, 8), LayoutRecord(8, 16, 8)), (LayoutRecord(8, 16, 8), LayoutRecord(4, 4, 2)),
     (LayoutRecord(2, 8, 3), LayoutRecord(8, 16, 8))], ids=["128 to 1024", "1024 to 32", "48 to 1024"])
