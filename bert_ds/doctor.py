@@ -5,6 +5,7 @@ Exit code 0: nothing, or warnings only, so that `python -m bert_ds.doctor && dee
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ from bert_ds.cli.launcher import process_place
 from bert_ds.data.atomic_file import atomic_text_file
 from bert_ds.diagnosis.finding import VERDICTS, Finding, Settings, worst
 from bert_ds.diagnosis.run_checks import run_checks
-from bert_ds.errors import EXIT_BAD_INPUT, EXIT_DONE, DataError, run_command
+from bert_ds.errors import EXIT_BAD_INPUT, EXIT_DONE, ConfigError, DataError, run_command
 
 _NAME_WIDTH, _VERDICT_WIDTH = 24, 16
 _DESCRIPTION = """Says within a minute what would go wrong in a run on this machine, and what to do about it; needs no
@@ -40,8 +41,9 @@ def _run(argv: Sequence[str] | None) -> int:
     options = parser.parse_command(argv)
     if options.json is not None and not options.json.absolute().parent.is_dir():
         raise DataError.of("--json", options.json, "its folder does not exist", "name a file in a folder that does")
-    if process_place(os.environ).local_rank > 0:  # a launcher started one for each GPU
-        return EXIT_DONE
+    with contextlib.suppress(ConfigError):  # a row of the table tells it
+        if process_place(os.environ).local_rank > 0:
+            return EXIT_DONE
     started = time.monotonic()
     findings = []
     for finding in run_checks(Settings(save_dir=options.save)):

@@ -161,8 +161,9 @@ def taken_port() -> Iterator[int]:
 
 @pytest.mark.parametrize("variables, verdict, says", [
     ({"MASTER_PORT": "TAKEN"}, "problem", "cannot be used (Address already in use)"),
-    ({"MASTER_PORT": "70000"}, "problem", "MASTER_PORT=70000 is no port"),
+    ({"MASTER_PORT": "70000"}, "problem", "MASTER_PORT=70000: is not a port"),
     ({"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29511"}, "not applicable", "is on another machine"),
+    ({"RANK": "1", "WORLD_SIZE": "2"}, "problem", "LOCAL_RANK=none: is not set beside RANK=1"),
     ({"MASTER_PORT": "TAKEN", "TORCHELASTIC_USE_AGENT_STORE": "True"}, "fine", "held by torchrun"),
 ])
 def test_the_meeting_point(monkeypatch: pytest.MonkeyPatch, taken_port: int, variables: dict[str, str],

@@ -13,6 +13,7 @@ import torch
 from bert_ds.cli.launcher import process_place
 from bert_ds.diagnosis.finding import Finding, Settings
 from bert_ds.diagnosis.machine import GIB
+from bert_ds.errors import ConfigError
 
 HOSTFILE = "/job/hostfile"
 """What the deepspeed launcher reads without being told to."""
@@ -82,14 +83,22 @@ def _driver_answers() -> bool:
 
 def _ranks(count: int) -> Finding:
     """Ranks of this machine, where a launcher has started this command, against its GPUs."""
-    place = process_place(os.environ)
+    try:
+        place = process_place(os.environ)
+    except ConfigError as error:
+        [problem] = error.problems
+        return Finding(check="launcher", verdict="problem", repair=problem.repair,
+                       found=f"{problem.setting}={problem.value}: {problem.reason}")
     if place.launcher == "none":
         return Finding(check="launcher", verdict="fine", found="started without one: a single rank")
     text = f"{place.launcher}: {place.local_world_size} rank(s) of {place.world_size} on this machine"
+    if place.sees_own_gpu_only and count == 1:
+        return Finding(check="launcher", verdict="warning", found=f"{text}, each of which sees its own GPU only; that "
+                       "may keep NCCL from NVLink", repair="--gpus-per-node instead of --gpus-per-task, no --gpu-bind")
     if 0 < count < place.local_world_size:
         return Finding(check="launcher", verdict="problem", found=f"{text}, which shows {count} GPU(s)",
                        repair=f"start {count} rank(s) here (--num_gpus {count}, --nproc-per-node {count} or "
-                       f"--ntasks-per-node={count}); under Slurm, let every task see all GPUs (no --gpus-per-task)")
+                       f"--ntasks-per-node={count}), or choose GPUs with --include localhost:0,1,...")
     if place.local_world_size < count:
         return Finding(check="launcher", verdict="warning", found=f"{text}, which has {count} GPUs",
                        repair=f"start {count} rank(s), or leave GPUs to others with --include localhost:0,1,...")

@@ -6,10 +6,11 @@ import math
 import os
 import resource
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bert_ds.diagnosis.finding import Finding, Settings, Verdict
+from bert_ds.training.host_memory import available_bytes
 
 GIB = 2**30
 _CGROUP = Path("/sys/fs/cgroup")
@@ -61,31 +62,16 @@ def _processor_quota() -> float | None:
 
 def check_memory(_settings: Settings) -> Sequence[Finding]:
     """Free memory of the machine, within the limit of the container."""
-    available = _meminfo()["MemAvailable"]
-    limit = _container_memory_left()
-    usable = available if limit is None else min(available, limit)
+    free = available_bytes()
+    if free is None:
+        return [Finding(check="host memory", verdict="not applicable", found="this system does not tell")]
     ranks = max(gpus_here(), 1)
-    text = f"{usable / GIB:.1f} GiB free" + (" under the container's limit" if limit is not None else "")
-    figures = {"free_gib": round(usable / GIB, 2)}
-    if usable >= 4 * GIB * ranks:
+    text, figures = f"{free / GIB:.1f} GiB free", {"free_gib": round(free / GIB, 2)}
+    if free >= 4 * GIB * ranks:
         return [Finding(check="host memory", verdict="fine", found=text, figures=figures)]
     return [Finding(check="host memory", verdict="warning", figures=figures,
                     found=f"{text}; each of {ranks} rank(s) wants 4 GiB, and what is saved beside training more",
                     repair="end what fills it, raise docker's --memory or Slurm's --mem, or set async_save: false")]
-
-
-def _meminfo() -> Mapping[str, int]:
-    """Bytes by name of /proc/meminfo."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
-
-
-def _container_memory_left() -> int | None:
-    try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        return None if limit == "max" else int(limit) - int((_CGROUP / "memory.current").read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def check_shared_memory(_settings: Settings, folder: str = "/dev/shm") -> Sequence[Finding]:

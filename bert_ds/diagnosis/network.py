@@ -8,11 +8,10 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 
-from bert_ds.cli.launcher import process_place
+from bert_ds.cli.launcher import DEFAULT_PORT, meeting_point, process_place
 from bert_ds.diagnosis.finding import Finding, Settings
+from bert_ds.errors import ConfigError
 
-DEFAULT_PORT = 29500
-"""Where torchrun and deepspeed meet unless told otherwise."""
 SLOW_S = 2.0
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -48,24 +47,30 @@ def _host_name(name: str) -> Finding:
 
 
 def _spans_machines() -> bool:
-    place = process_place(os.environ)
-    return place.world_size > place.local_world_size or int(os.environ.get("NUM_NODES", "1") or 1) > 1
+    if os.environ.get("NUM_NODES", "1") != "1":
+        return True
+    try:
+        place = process_place(os.environ)
+    except ConfigError:  # told beside the port
+        return False
+    return place.world_size > place.local_world_size
 
 
 def _port() -> Finding:
     """Whether the address where ranks meet resolves and, where it is this machine's, the port is free."""
-    host = os.environ.get("MASTER_ADDR", "localhost")
-    text = os.environ.get("MASTER_PORT", str(DEFAULT_PORT))
-    if not (text.isdecimal() and 0 < int(text) < 2**16):
-        return Finding(check="port", verdict="problem", found=f"MASTER_PORT={text} is no port",
-                       repair="set it to a number from 1024 to 65535")
-    port = int(text)
+    try:
+        host, chosen = meeting_point(os.environ, process_place(os.environ))
+    except ConfigError as error:
+        [problem] = error.problems
+        return Finding(check="port", verdict="problem", found=f"{problem.setting}={problem.value}: {problem.reason}",
+                       repair=problem.repair)
+    port = DEFAULT_PORT if chosen is None else chosen
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        return Finding(check="port", verdict="problem", found=f"MASTER_ADDR={host} does not resolve "
+        return Finding(check="port", verdict="problem", found=f"{host}, where ranks meet, does not resolve "
                        f"({error.strerror}): ranks would wait for it until their limit",
-                       repair="set it to a name or an address that every machine knows")
+                       repair="set MASTER_ADDR to a name or an address that every machine knows")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return Finding(check="port", verdict="fine", found=f"{host}:{port} is held by torchrun", figures={"port": port})
     try:
