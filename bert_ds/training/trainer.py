@@ -23,7 +23,7 @@ from bert_ds.training.engine import (
     train_step,
 )
 from bert_ds.training.evaluate import evaluate
-from bert_ds.training.guards import BadLoss, LossGuard, PlateauHint, where_not_finite
+from bert_ds.training.guards import LossGuard, PlateauHint, where_not_finite
 from bert_ds.training.lr_schedule import LearningRate
 from bert_ds.training.metrics import Interval, Losses, Reporter, reduce_sums
 from bert_ds.training.resume import load_checkpoint, newest_own_checkpoint
@@ -277,7 +277,7 @@ class Loop:
             job.saver.wait()
             start = newest_own_checkpoint(job.run, job.ctx, job.coordinator)
             if start is None:
-                log.warning("there is no checkpoint to go back to yet; the update is skipped")
+                log.info("there is no checkpoint to go back to yet; the update is skipped")
                 return
             saved = load_checkpoint(start, job.ctx, job.coordinator, job.engine)
         self.state = self.state.rewound_to(saved)

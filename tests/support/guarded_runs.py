@@ -45,6 +45,7 @@ class Records:
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
+        self.on_line: Callable[[int], None] = lambda step: None
         self.evaluations: list[tuple[str, int]] = []
 
     def advance(self, steps: int) -> None: ...
@@ -52,6 +53,7 @@ class Records:
     def steps(self, step: int, consumed_samples: int, interval: Any, sums: dict[str, float], **values: Any) -> Any:
         self.lines.append({"iteration": step, "consumed_samples": consumed_samples, "rows": interval.rows,
                            "skipped": interval.skipped, "lm_loss": sums["lm_loss"] / max(sums["lm_count"], 1), **values})
+        self.on_line(step)
         return self.lines[-1]
 
     def evaluation(self, split: str, step: int, *_: Any) -> None:
@@ -95,6 +97,15 @@ class GuardedRun:
             self.outcome = str(error)
         return self
 
+    def resume(self, vocab_file: str) -> GuardedRun:
+        """Trains on from the newest checkpoint."""
+        from bert_ds.training.resume import load_checkpoint, newest_own_checkpoint  # noqa: PLC0415
+
+        inner = self.inner
+        start = newest_own_checkpoint(self.run, inner.ctx, inner.coordinator)
+        assert start is not None
+        return self.train(vocab_file, load_checkpoint(start, inner.ctx, inner.coordinator, inner.engine))
+
     def at_step(self, step: int, harm: Callable[[Any], Any]) -> GuardedRun:
         """Changes the hidden states that the fourth layer makes in iteration `step` (from 0), on one data-parallel
         rank."""
@@ -115,7 +126,7 @@ class GuardedRun:
 
 
 def weights_after(case: Case, run: Any, batches: list[int]) -> list[torch.Tensor]:
-    """What the run's updates give on these batches alone, iteration numbers (for dropout) being those of the batches."""
+    """What the run's updates give on these batches alone; a batch's number is that of its iteration, for dropout."""
     from bert_ds.training.engine import set_learning_rate, train_step  # noqa: PLC0415
     from bert_ds.training.lr_schedule import LearningRate  # noqa: PLC0415
 

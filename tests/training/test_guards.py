@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,38 @@ def test_the_plateau_is_explained_once(caplog: pytest.LogCaptureFixture) -> None
         for step in range(1200, 6000, 100):
             hint.see(step, 6.4)
     assert len(caplog.records) == 1 and "That is normal" in caplog.text
+
+
+def told_on_the_way(root: str, vocab_file: str) -> tuple[Any, list[str]]:
+    """A loss that goes wrong before there is a checkpoint, and data that come late: exit code and warnings."""
+    run = GuardedRun(Case(pp=2), Path(root), guards={"on_nan_loss": "rewind", "data_wait_s": 0.3}, train_iters=3)
+    read = run.data.build_batch
+
+    def late(indices: Any) -> Any:
+        time.sleep(1.0 if indices[0] == 0 else 0.0)
+        return read(indices)
+
+    run.data.build_batch = late  # type: ignore[method-assign]
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("bert_ds.training.trainer")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    run.at_step(0, infinite).train(vocab_file)
+    logger.removeHandler(handler)
+    run.close()
+    return run.outcome, heard
+
+
+def test_late_data_and_a_rewind_to_nowhere_are_told(tmp_path: Path) -> None:
+    vocab_file = write_vocabulary(tmp_path / "vocab.txt")
+    (code, heard), (other_code, _) = run_ranks(told_on_the_way, 2, str(tmp_path / "out"), str(vocab_file))
+    assert (code, other_code) == (0, 0)
+    text = "\n".join(heard)
+    assert "iteration 1 waited" in text and "--num-workers" in text
+    assert "iteration 1: the loss is nan (rewind)" in text
+    assert text.count("there is no checkpoint to go back to yet; the update is skipped") == 1
 
 
 def collapse(root: str, vocab_file: str) -> str:
