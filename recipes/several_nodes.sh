@@ -39,16 +39,21 @@ if [[ ${COPY:-1} != 0 ]]; then
     done
 fi
 
+# What the machines read from here ends when this script does, however it ends: then they end too, by SIGTERM.
+life=$(mktemp -d)
+trap 'rm -r "$life"' EXIT
+mkfifo "$life/line"
 nodes=()
 for rank in "${!hosts[@]}"; do
     variables=(NUM_NODES="${#hosts[@]}" NODE_RANK="$rank" MASTER_ADDR="${MASTER_ADDR:-${hosts[0]}}"
         MASTER_PORT="${MASTER_PORT:-6000}" GPUS_PER_NODE="${GPUS_PER_NODE:-8}")
-    # The machine's terminal (-tt) ends with the connection; torchrun, told so, lets its ranks save.
-    "${ssh[@]}" -tt "${hosts[$rank]}" "env ${variables[*]@Q} ${words[*]@Q}" </dev/null \
-        > >(sed -u "s/^/${hosts[$rank]}: /") 2>&1 &
+    there="exec 3<&0; env ${variables[*]@Q} ${words[*]@Q} & node=\$!
+        (cat <&3; kill -TERM \$node) >/dev/null 2>&1 & wait \$node; code=\$?; kill \$! 2>/dev/null; exit \$code"
+    "${ssh[@]}" "${hosts[$rank]}" "$there" <"$life/line" > >(sed -u "s/^/${hosts[$rank]}: /") 2>&1 &
     nodes+=($!)
 done
-trap 'kill "${nodes[@]}" 2>/dev/null' TERM INT
+exec 9>"$life/line"
+trap 'exec 9>&-' TERM INT
 
 code=0
 for node in "${nodes[@]}"; do
