@@ -87,6 +87,8 @@ OTHERS = """
     --num-virtual-stages-per-pipeline-rank --account-for-embedding-in-pipeline-split --attention-softmax-in-fp32
     --account-for-loss-in-pipeline-split --cross-entropy-loss-fusion --fp32-residual-connection --use-legacy-models
     --tokenizer-hf-no-include-special-tokens --use-mcore-models --transformer-impl
+    --exit-duration-in-mins --skip-train --rampup-batch-size --step-batch-size-schedule --decrease-batch-size-if-needed
+    --iterations-to-skip --train-sync-interval --rerun-mode --no-check-for-nan-in-loss-and-grad --exit-signal
 """.split()
 
 
