@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 
 from bert_ds.cli.command_parser import CommandParser
+from bert_ds.cli.megatron_flags import PREPROCESSING_IDLE, PREPROCESSING_REFUSED
 from bert_ds.config.data import TOKENIZER_TYPES
 from bert_ds.data.dataset_metadata import DatasetMetadata
 from bert_ds.data.document_encoder import EncoderSettings
@@ -34,8 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    arguments = _parser().parse_command(argv)
+    parser = _parser()
+    arguments = parser.parse_command(argv)
     configure_logging()
+    for remark in parser.remarks(arguments):
+        print(f"note: {remark}", flush=True)
     if not arguments.split_sentences:
         print("note: without --split-sentences each document is one sequence, which BERT's sentence pairs cannot be "
               "made of", flush=True)
@@ -137,6 +141,7 @@ def _parser() -> CommandParser:
     work.add_argument("--log-interval", type=int, default=1000, metavar="N",
                       help="documents between progress lines, at most one line every five seconds "
                            "(default: %(default)s)")
+    parser.take_over(PREPROCESSING_IDLE, PREPROCESSING_REFUSED)
     return parser
 
 

@@ -111,9 +111,9 @@ class Only:
     """A flag that may say what happens in any case."""
 
     values: tuple[str, ...]
-    """Values that change nothing; others are refused."""
+    """Values that change nothing; others are refused. Empty for any."""
     why: str
-    instead: str
+    instead: str = ""
 
 
 ONLY: dict[str, Only] = {
@@ -221,3 +221,22 @@ REFUSED: dict[str, tuple[str, str]] = {
     "--yaml-cfg": ("a run has a recipe", "give --recipe FILE, see recipes/README.md"),
 }
 """Flags that cannot be served: the reason and what to use instead."""
+
+PREPROCESSING_IDLE: dict[str, Only] = {
+    "--partitions": Only((), "documents are handed to --workers processes in small pieces"),
+    "--keep-sequential-samples": Only((), "documents always keep their order"),
+    "--keep-newlines": Only((), "WordPiece drops all white space"),
+    "--lang": Only(("english",), "sentences are split by the rules of English",
+                   "split them beforehand, one a line, and give --sentence-splitter newline"),
+}
+"""Flags of Megatron-LM's tools/preprocess_data.py that change nothing."""
+
+PREPROCESSING_REFUSED: dict[str, tuple[str, str]] = {
+    "--find-optimal-num-workers": ("speed grows with the cores that there are", "give --workers, cores"),
+    "--workers-to-check": ("speed grows with the cores that there are", "give --workers, cores"),
+    "--max-documents": ("there is no trial run", "give a shorter --input"),
+    "--merge-file": ("the tokenizer is WordPiece with a vocabulary file", "give --vocab-file"),
+    "--tokenizer-model": ("the tokenizer is WordPiece with a vocabulary file", "give --vocab-file"),
+    "--vocab-size": ("the vocabulary file decides", "give --vocab-file"),
+}
+"""Flags of that program that cannot be served."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import flag_table
 import pytest
 
@@ -12,6 +14,7 @@ from bert_ds.cli.megatron_flags import ONLY, REFUSED, VALUE_WITHOUT_EFFECT, WITH
 from bert_ds.cli.resolve import ResolvedRun, resolve_run
 from bert_ds.cli.virtual_stages import FLAG as VIRTUAL_STAGES
 from bert_ds.errors import ConfigError
+from bert_ds.preprocess_data import main as preprocess
 
 # The argument arrays of train_bert_340m_distributed.sh, in their order and with what it gives twice.
 SCRIPT = """
@@ -156,3 +159,25 @@ def test_test_recipes_that_are_not_served_say_what_to_give() -> None:
         resolved(CASES["tp1_pp2"] + RESUME, 8)
     with pytest.raises(ConfigError, match=r"--num-layers-per-virtual-pipeline-stage=2: .* Fix: give 3"):
         resolved(CASES["tp1_pp4_vp2"].replace("pipeline-stage 3", "pipeline-stage 2"), 8)
+
+
+PREPROCESSING = """--input text.jsonl --output-prefix my-bert --vocab-file vocab.txt --tokenizer-type
+    BertWordPieceLowerCase --split-sentences --json-keys text --workers 1 --log-interval 1000 --append-eod"""
+
+
+def test_megatrons_preprocessing_runs_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.jsonl").write_text('{"text": "One stone. One bird."}\n')
+    (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in (
+        "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "one", "stone", "bird")))
+    code = preprocess([*PREPROCESSING.split(), "--partitions", "1", "--keep-sequential-samples", "--lang", "english"])
+    told = capsys.readouterr()
+    assert code == 0, told.err
+    assert told.out.count("has no effect") == 3 and (tmp_path / "my-bert_text_sentence.bin").is_file()
+    assert preprocess([*PREPROCESSING.split(), "--find-optimal-num-workers", "--merge-file=m.txt"]) == 2
+    told = capsys.readouterr()
+    assert "--find-optimal-num-workers=given: " in told.err and "--merge-file=m.txt: " in told.err
+    assert preprocess([*PREPROCESSING.split(), "--lang", "german"]) == 2
+    assert "--lang=german: sentences are split by the rules of English. Fix: split them" in capsys.readouterr().err

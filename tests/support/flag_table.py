@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -16,7 +16,15 @@ if __name__ == "__main__":
 
 from bert_ds.cli.argument_files import ARGUMENT_FILES
 from bert_ds.cli.flags import GROUPS, TAKES_VALUE, Flag
-from bert_ds.cli.megatron_flags import ONLY, REFUSED, VALUE_WITHOUT_EFFECT, WITHOUT_EFFECT
+from bert_ds.cli.megatron_flags import (
+    ONLY,
+    PREPROCESSING_IDLE,
+    PREPROCESSING_REFUSED,
+    REFUSED,
+    VALUE_WITHOUT_EFFECT,
+    WITHOUT_EFFECT,
+    Only,
+)
 from bert_ds.cli.settings import show
 from bert_ds.cli.virtual_stages import FLAG as VIRTUAL_STAGES
 
@@ -30,13 +38,14 @@ def tables() -> str:
     settings += [(VIRTUAL_STAGES, "`parallel.pipeline_schedule` = dualpipev where it makes two stages of a rank")]
     settings += [(name, "the file's words stand for `--data-path`, or for `--train-data-path` and its like")
                  for name in ARGUMENT_FILES]
-    idle = [*WITHOUT_EFFECT.items(), *VALUE_WITHOUT_EFFECT.items(),
-            *((f"{name} {only.values[0]}", f"{only.why}; other values are refused") for name, only in ONLY.items())]
-    refused = [(name, f"{why} | {instead}") for name, (why, instead) in REFUSED.items()]
+    idle = [*WITHOUT_EFFECT.items(), *VALUE_WITHOUT_EFFECT.items(), *_idle(ONLY)]
     return "\n".join([
         "| flag | setting |", "|---|---|", *_rows(settings), "",
         "| without effect | since |", "|---|---|", *_rows(idle), "",
-        "| refused | since | instead |", "|---|---|---|", *_rows(refused), ""])
+        "| refused | since | instead |", "|---|---|---|", *_rows(_refused(REFUSED)), "",
+        "Of those of its `tools/preprocess_data.py`, `bert_ds.preprocess_data` has the same and", "",
+        "| without effect | since |", "|---|---|", *_rows(_idle(PREPROCESSING_IDLE)), "",
+        "| refused | since | instead |", "|---|---|---|", *_rows(_refused(PREPROCESSING_REFUSED)), ""])
 
 
 def tables_in_readme() -> str:
@@ -50,6 +59,15 @@ def _outcome(flag: Flag) -> str:
     item = "" if flag.item is None else f", value {flag.item + 1}"
     implied = "".join(f", `{setting}` = {show(value)}" for setting, value in flag.implies)
     return f"`{flag.setting}`{item}{implied}"
+
+
+def _idle(flags: Mapping[str, Only]) -> list[tuple[str, str]]:
+    return [(f"{name} {only.values[0]}", f"{only.why}; other values are refused") if only.values else (name, only.why)
+            for name, only in flags.items()]
+
+
+def _refused(flags: Mapping[str, tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(name, f"{why} | {instead}") for name, (why, instead) in flags.items()]
 
 
 def _rows(outcomes: Iterable[tuple[str, str]]) -> list[str]:
