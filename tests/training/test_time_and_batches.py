@@ -95,7 +95,8 @@ def test_a_batch_that_grows(cases: list[Case], tmp_path: Path) -> None:
             if case.normalization == "global_batch":
                 close = {"rel": 2e-5} if case.precision == "fp32" else {"rel": 3e-2}
                 assert [line["lm_loss"] for line in lines] == pytest.approx(losses, **close), case
-                assert [line["grad_norm"] for line in lines] == pytest.approx(norms, **close), case
+                if case.zero:  # without ZeRO, DeepSpeed tells no norm
+                    assert [line["grad_norm"] for line in lines] == pytest.approx(norms, **close), case
             read += samples
         assert set(read) == set(range(76)), case
         if case.pp == case.tp == 1:
