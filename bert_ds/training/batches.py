@@ -22,12 +22,17 @@ MicroBatch = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
 class StepInputs:
     """The micro-batches of one optimizer step on this rank."""
 
-    micro_batches: Iterator[MicroBatch] | None
+    rows: list[MicroBatch] | None
     """None on ranks that read no data."""
     real_tokens: int
     """Tokens of this rank's rows that are not padding; 0 on ranks that read no data."""
     wait_s: float
     """Seconds this rank waited for the loader."""
+
+    @property
+    def micro_batches(self) -> Iterator[MicroBatch] | None:
+        """Once more from the first."""
+        return None if self.rows is None else iter(self.rows)
 
 
 class TrainingSource:
@@ -142,8 +147,8 @@ class StepSource:
                                "see the message of that rank")
         return counts[:2]
 
-    def _micro_batches(self, window: Window, denominators: torch.Tensor) -> Iterator[MicroBatch]:
+    def _micro_batches(self, window: Window, denominators: torch.Tensor) -> list[MicroBatch]:
         moved = [tuple(tensor.to(self._ctx.device, non_blocking=True) for tensor in batch)
                  for batch in window.micro_batches]
-        return iter([((ids, types, segments, positions), (labels, order, denominators))
-                     for ids, types, segments, positions, labels, order in moved])
+        return [((ids, types, segments, positions), (labels, order, denominators))
+                for ids, types, segments, positions, labels, order in moved]

@@ -112,12 +112,17 @@ class BertPipeline(PipelineModule):
         key = BatchKey(self._seed, self._step, first_row, ctx.tp_rank)
         return dict(zip(layers, layer_keys(key, layers, segment_ids_BS, token_group), strict=True))
 
+    def local_layers(self) -> Iterator[tuple[int, nn.Module]]:
+        """Every layer of this rank with its place in the list of layers; a tied module once for each use."""
+        for index in (index for stage in self._stages() for index in stage.layers):
+            layer = self.layer_defs[index]
+            yield index, self.tied_modules[layer.tied_key] if layer.tied_key else getattr(self, str(index))
+
     def local_parameters(self) -> Iterator[LocalParameter]:
         """Every parameter of this rank once, in the order of the layers."""
         seen: set[int] = set()
-        for index in (index for stage in self._stages() for index in stage.layers):
+        for index, module in self.local_layers():
             layer = self.layer_defs[index]
-            module = self.tied_modules[layer.tied_key] if layer.tied_key else getattr(self, str(index))
             for name, parameter in module.named_parameters():
                 if id(parameter) not in seen:
                     seen.add(id(parameter))

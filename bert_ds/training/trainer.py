@@ -23,7 +23,7 @@ from bert_ds.training.engine import (
     train_step,
 )
 from bert_ds.training.evaluate import evaluate
-from bert_ds.training.guards import LossGuard, PlateauHint, where_not_finite
+from bert_ds.training.guards import LossGuard, PlateauHint, first_layer_not_finite, where_not_finite
 from bert_ds.training.lr_schedule import LearningRate
 from bert_ds.training.metrics import Interval, Losses, Reporter, reduce_sums
 from bert_ds.training.resume import load_checkpoint, newest_own_checkpoint
@@ -93,7 +93,7 @@ def train(job: Job, state: TrainingState) -> int:
             inputs = loop.draw()
             skipped = loop.step(inputs)
             loop.count(inputs, skipped=skipped)
-            loop.answer_bad_loss()
+            loop.answer_bad_loss(inputs)
             end = loop.meet(stop)
             if end or _every(loop.state.step, output.log_interval):
                 loop.report()
@@ -162,25 +162,29 @@ class Loop:
         if skipped and self._guard.verdict is None and not engine.fp16_enabled():
             self._guard.gradients_not_finite()
 
-    def answer_bad_loss(self) -> None:
+    def answer_bad_loss(self, inputs: StepInputs) -> None:
         """Does what the policy says about the step's loss; its update has been held back already, unless for `warn`.
 
         Raises:
             GuardError: on all ranks, where the run stops.
         """
-        bad = self._guard.verdict
+        bad, job = self._guard.verdict, self._job
         if bad is None:
             return
+        if not bad.allows_update:
+            self._watchdog.at(self.state.step, "looking for what is not finite")
+            found = first_layer_not_finite(job.engine, job.sums, inputs, job.coordinator)
+            self._culprits = f"{self._culprits}; {found}" if self._culprits else found
         if bad.policy == "stop":
             # The state before the step: a resumed run meets the same samples, whatever policy it has then.
             self.state = self._before
             raise self._stopped("loss", bad.reason, f"iteration {self.state.step + 1} is not in the weights; "
-                                f"{self._culprits or 'the weights are those before it'}",
+                                f"{self._culprits}",
                                 "lower the learning rate, warm up longer or train in bf16; to go on from there past "
                                 "these samples, use --on-nan-loss or --on-loss-spike with skip or rewind")
-        if self._job.ctx.rank == 0:
+        if job.ctx.rank == 0:
             log.warning("iteration %d: %s (%s)%s", self.state.step, bad.reason, bad.policy,
-                        f"; {self._culprits}" if self._culprits else "")
+                        f": {self._culprits}" if self._culprits else "")
         if bad.policy == "rewind":
             self._rewind()
 

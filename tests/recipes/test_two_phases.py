@@ -34,9 +34,9 @@ def test_both_phases_are_planned(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_two_small_phases_interrupted_in_each(tmp_path: Path) -> None:
-    vocabulary, data = (make_data(tmp_path)[place] for place in (3, 1))
+    _, data, _, vocabulary, *_ = make_data(tmp_path)
     command = ["tiny", str(tmp_path / "saved"), str(tmp_path / "logs"), vocabulary, data, "--micro-batch-size", "2",
-               "--global-batch-size", "8", "--lr-warmup-iters", "1", "--eval-iters", "1"]
+               "--global-batch-size", "8", "--lr-warmup-iters", "1", "--eval-iters", "1", "--split", "8,1,1"]
     settings = {"ITERS_1": "6", "ITERS_2": "4", "LENGTH_1": "32", "LENGTH_2": "64", "GPUS_PER_NODE": "1"}
 
     def step_of(phase: int) -> int:

@@ -107,13 +107,13 @@ class GuardedRun:
         return self.train(vocab_file, load_checkpoint(start, inner.ctx, inner.coordinator, inner.engine))
 
     def at_step(self, step: int, harm: Callable[[Any], Any]) -> GuardedRun:
-        """Changes the hidden states that the fourth layer makes in iteration `step` (from 0), on one data-parallel
-        rank."""
+        """Changes the hidden states that encoder.layers.3 makes in iteration `step` (from 0), on one data-parallel rank.
+        """
         pipeline, ctx = self.inner.pipeline, self.inner.ctx
         layer = 5
         if ctx.dp_rank == ctx.dp_size - 1 and hasattr(pipeline, str(layer)):
             def changed(module: Any, arguments: Any, output: Any) -> Any:
-                return (harm(output[0]), *output[1:]) if pipeline._step == step and pipeline.training else output
+                return (harm(output[0]), *output[1:]) if pipeline._step == step else output
 
             getattr(pipeline, str(layer)).register_forward_hook(changed)
         return self

@@ -58,6 +58,7 @@ def test_stop_skip_and_rewind(cases: list[Case], tmp_path: Path) -> None:
             assert (found["skip"], found["rewind"]) == (0, 0)
             for part in ("stopped by a guard", "loss=the loss is nan", "iteration 4 is not in the weights",
                          "gradients with inf or NaN, the first in the order of the backward pass is",
+                         "the first layer whose output has inf or NaN is encoder.layers.3;",
                          "the state before it is saved in", "--on-nan-loss"):
                 assert part in found["stop"], found["stop"]
     for index in range(len(cases)):
