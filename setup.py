@@ -77,6 +77,7 @@ setup(
     long_description_content_type="text/markdown",
     python_requires=">=3.10",
     packages=find_packages(include=["bert_ds", "bert_ds.*"]),
+    package_data={"bert_ds.reporting": ["page.css", "page.js"]},
     install_requires=[
         "deepspeed>=0.19.8,<0.20",
         "hjson",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,9 @@ import pytest
 
 from bert_ds import report
 from bert_ds.errors import EXIT_BAD_INPUT, DataError
+from bert_ds.reporting import panels
+from bert_ds.reporting.page import page_data
+from bert_ds.reporting.runs import METRICS_FILE, read_run
 
 
 def step(iteration: int, **values: Any) -> dict[str, Any]:
@@ -27,7 +33,7 @@ def write_run(tmp_path: Path) -> Any:
     def write(name: str, records: list[dict[str, Any]], tail: str = "") -> Path:
         folder = tmp_path / name
         folder.mkdir()
-        (folder / report.METRICS_FILE).write_text("".join(json.dumps(record) + "\n" for record in records) + tail)
+        (folder / METRICS_FILE).write_text("".join(json.dumps(record) + "\n" for record in records) + tail)
         return folder
 
     return write
@@ -36,7 +42,7 @@ def write_run(tmp_path: Path) -> Any:
 def test_a_resumed_run_counts_each_step_once_and_a_torn_last_line_not_at_all(write_run: Any) -> None:
     records = [evaluation(0), step(10), step(20, lm_loss=1.0), step(20, lm_loss=8.5), evaluation(20),
                evaluation(20, split="test", lm_loss=0.0)]
-    run = report.read_run(write_run("tiny", records, tail='{"iteration": 3'))
+    run = read_run(write_run("tiny", records, tail='{"iteration": 3'))
     assert run.name == "tiny"
     assert run.training("lm_loss") == [(10, 8.9), (20, 8.5)]
     assert run.validation("lm_loss") == [(0, 9.1), (20, pytest.approx(8.9))]
@@ -44,34 +50,94 @@ def test_a_resumed_run_counts_each_step_once_and_a_torn_last_line_not_at_all(wri
 
 def test_a_run_is_named_by_its_folder_or_its_file(write_run: Any) -> None:
     folder = write_run("340m", [step(1)])
-    assert report.read_run(folder) == report.read_run(folder / report.METRICS_FILE)
+    assert read_run(folder) == read_run(folder / METRICS_FILE)
 
 
-def test_values_that_are_not_finite_leave_a_gap(write_run: Any) -> None:
-    run = report.read_run(write_run("spike", [step(1), step(2, lm_loss=float("nan")), step(3, lm_loss=None), step(4)]))
-    assert [iteration for iteration, _ in run.training("lm_loss")] == [1, 4]
+def test_what_a_restart_left_behind_does_not_count(write_run: Any) -> None:
+    abandoned = [step(20, lm_loss=1.0), step(30, lm_loss=1.0), evaluation(30, lm_loss=1.0), step(40, lm_loss=1.0)]
+    run = read_run(write_run("resumed", [step(10), evaluation(10), *abandoned, step(20), evaluation(20)]))
+    assert run.training("lm_loss") == [(10, 8.9), (20, 8.8)]
+    assert [at for at, _ in run.validation("lm_loss")] == [10, 20]
+    assert run.restarts == [10]
+
+
+def test_values_that_are_not_finite_are_gaps_and_named(write_run: Any) -> None:
+    bad = {"lm_loss": float("nan"), "grad_norm": float("inf")}
+    run = read_run(write_run("spike", [step(1), step(2, **bad), step(3, **bad), step(4, lm_loss=None), step(5)]))
+    [shown] = page_data([run])["runs"]
+    assert shown["train"]["values"]["lm_loss"] == [8.99, None, None, False, 8.95]
+    assert shown["notFinite"] == ["training masked-lm loss: NaN 2 times from iteration 2 to 3",
+                                  "training gradient norm: infinity 2 times from iteration 2 to 3"]
+
+
+def test_settings_that_differ_are_told_and_no_others(write_run: Any) -> None:
+    folders = [write_run(name, [step(1)]) for name in ("a", "b", "old")]
+    for folder, rate in zip(folders[:2], (1e-4, 2e-4), strict=True):
+        settings = {"model": {"num_layers": 2}, "engine": {"lr": rate, "betas": [0.9, 0.98]}}
+        (folder / "settings.json").write_text(json.dumps(settings))
+    data = page_data([read_run(folder) for folder in folders])
+    assert data["settings"] == [["engine.lr", "0.0001", "0.0002", "-"]] and data["withoutSettings"] == ["old"]
+
+
+class Loaded(HTMLParser):
+    """Collects what a page would load, and the text of its scripts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.scripts: list[str] = []
+        self.inside = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.inside = tag == "script"
+        self.loads += [str(value) for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data: str) -> None:
+        if self.inside:
+            self.scripts.append(data)
+            self.inside = False
+
+
+def test_the_page_is_whole_in_itself_whatever_a_run_is_called(write_run: Any, tmp_path: Path) -> None:
+    name = "<script>alert(1)<"
+    run = write_run(name, [step(1), step(2)])
+    other = write_run("b", [step(1)])
+    output = tmp_path / "made" / "report.html"
+    assert report.main([str(run), str(other), "--output", str(output)]) == 0
+    assert [path.name for path in output.parent.iterdir()] == ["report.html"]
+    page = Loaded()
+    page.feed(output.read_text(encoding="utf-8"))
+    assert page.loads == [] and "https:" not in output.read_text(encoding="utf-8")
+    data, script = page.scripts
+    assert json.loads(data)["runs"][0]["name"] == name and "drawAll();" in script
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node to read the script")
+def test_the_script_of_the_page_can_be_read() -> None:
+    script = Path(report.__file__).parent / "reporting" / "page.js"
+    subprocess.run(["node", "--check", str(script)], check=True)
 
 
 def test_a_broken_line_within_the_file_is_named(write_run: Any) -> None:
     folder = write_run("broken", [step(1)], tail="not json\n" + json.dumps(step(2)) + "\n")
     with pytest.raises(DataError, match=r"metrics\.jsonl:2: is not a JSON object"):
-        report.read_run(folder)
+        read_run(folder)
 
 
 @pytest.mark.parametrize("make", [lambda path: path / "absent", lambda path: path], ids=["absent", "empty folder"])
 def test_a_run_that_is_not_there_is_refused(tmp_path: Path, make: Any) -> None:
     with pytest.raises(DataError, match=r"holds no metrics\.jsonl"):
-        report.read_run(make(tmp_path))
+        read_run(make(tmp_path))
 
 
 def test_panels_without_values_are_left_out(write_run: Any) -> None:
     without_head = [{key: value for key, value in record.items() if not key.startswith("sop")}
                     for record in (step(1), evaluation(1))]
-    titles = [panel.title for panel in report.panels([report.read_run(write_run("lm only", without_head))])]
-    assert titles == ["Masked-LM loss, nats", "Validation accuracy", "Learning rate", "Gradient norm",
+    titles = [panel.title for panel in panels.shown_panels([read_run(write_run("lm only", without_head))])]
+    assert titles == ["Masked-LM loss, nats", "Masked-token accuracy", "Learning rate", "Gradient norm",
                       "Tokens per second"]
-    scaled = report.read_run(write_run("fp16", [step(1, loss_scale=65536.0)]))
-    assert "Loss scale" in [panel.title for panel in report.panels([scaled])]
+    scaled = read_run(write_run("fp16", [step(1, loss_scale=65536.0)]))
+    assert "Loss scale" in [panel.title for panel in panels.shown_panels([scaled])]
 
 
 @pytest.mark.parametrize("suffix, starts_with", [("png", b"\x89PNG"), ("svg", b"<?xml")])

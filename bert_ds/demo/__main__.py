@@ -22,7 +22,7 @@ from bert_ds.demo.held_out import sentences_to_fill
 from bert_ds.demo.outcome import NATS_TO_LEARN, outcome
 from bert_ds.demo.steps import StepError, Steps, short_path
 from bert_ds.errors import EXIT_DONE, ConfigError, run_command
-from bert_ds.report import read_run
+from bert_ds.reporting.runs import read_run
 
 EXIT_NOT_LEARNED = 1
 

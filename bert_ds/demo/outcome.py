@@ -11,7 +11,7 @@ from bert_ds.cli.resolve import resolve_run
 from bert_ds.data.bert_dataset import build_datasets
 from bert_ds.data.commonest_label import commonest_label
 from bert_ds.data.vocabulary import Vocabulary
-from bert_ds.report import Run
+from bert_ds.reporting.runs import Run
 
 NATS_TO_LEARN = 2.0
 """How far the validation loss has to fall for the demonstration to count as a success."""

@@ -19,7 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bert_ds.checkpoint.run_config import run_config_as_dict
 from bert_ds.config.run import RunConfig
+from bert_ds.data.atomic_file import atomic_text_file
 from bert_ds.model.loss import METRICS
 from bert_ds.parallel.context import ParallelContext
 
@@ -99,6 +101,8 @@ class Reporter:
         if active and run.output.tensorboard_dir:
             folder = Path(run.output.tensorboard_dir)
             folder.mkdir(parents=True, exist_ok=True)
+            with atomic_text_file(folder / "settings.json") as file:
+                json.dump(run_config_as_dict(run), file, indent=1)
             self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
             self._board = _open_tensorboard(folder)
         self._bar = _progress_bar(run) if active else None

@@ -1,0 +1,1 @@
+"""What runs logged, joined and shown: as a page, a picture and a table."""
