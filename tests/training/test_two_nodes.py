@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from launched import ROOT, SMALL, environment, make_data, outputs, records
+from tolerances import REDUCTION_ORDER
 
 from bert_ds.checkpoint.reader import find_latest
 from bert_ds.errors import CheckpointError
@@ -65,6 +66,7 @@ def losses_of_one(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[
     return losses(folder)
 
 
+@pytest.mark.proves("two nodes started by `deepspeed --no_ssh` train as one rank", "REDUCTION_ORDER")
 def test_two_nodes_without_ssh_train_as_one(data: Path, losses_of_one: list[object], tmp_path: Path) -> None:
     """`deepspeed --no_ssh` is started on each machine, as pods and containers do."""
     hosts = tmp_path / "hostfile"
@@ -74,9 +76,11 @@ def test_two_nodes_without_ssh_train_as_one(data: Path, losses_of_one: list[obje
         [str(BIN / "deepspeed"), "--hostfile", str(hosts), "--no_ssh", "--node_rank", node, "--master_addr",
          "localhost", "--master_port", port, *PROGRAM, *data_flags(data), *outputs(tmp_path), "--train-iters", "6",
          "--pipeline-model-parallel-size", "2"] for node in ("0", "1")], tmp_path)
-    assert losses(tmp_path) == pytest.approx(losses_of_one, rel=1e-5)
+    assert losses(tmp_path) == pytest.approx(losses_of_one, rel=REDUCTION_ORDER["rtol"])
 
 
+@pytest.mark.proves("two nodes with disks of their own, data and checkpoints, train and go on as one rank; the parts "
+                    "of their checkpoint are one", "REDUCTION_ORDER", "EXACT")
 def test_two_nodes_that_share_no_disk_train_and_go_on_as_one(
     data: Path, losses_of_one: list[object], tmp_path: Path
 ) -> None:
@@ -101,7 +105,7 @@ def test_two_nodes_that_share_no_disk_train_and_go_on_as_one(
 
     told = train("6")
     assert "at iteration 4," in told[0]
-    assert losses(nodes[0]) == pytest.approx(losses_of_one, rel=1e-5)
+    assert losses(nodes[0]) == pytest.approx(losses_of_one, rel=REDUCTION_ORDER["rtol"])
     assert not (nodes[1] / "run" / "metrics.jsonl").exists()
     for node in nodes:
         shutil.copytree(node / "checkpoints", tmp_path / "merged", dirs_exist_ok=True)
