@@ -157,7 +157,7 @@ function drawPanel(view) {
   const single = data.runs.length === 1;
   for (const curve of all) {
     const ink = single && curve.part === "valid" ? colour(1) : colour(curve.run);
-    const isSmoothed = state.smoothing > 0 && curve.part === "train";
+    const isSmoothed = state.smoothing > 0 && panel.noisy && curve.part === "train";
     if (isSmoothed) plot.append(shape("path", { class: "raw", d: pathOf(curve.points, toX, toY), stroke: ink }));
     curve.shown = isSmoothed ? smoothed(curve.points, state.smoothing) : curve.points;
     curve.ink = ink;

@@ -19,6 +19,8 @@ class Panel:
     """Of the records in metrics.jsonl."""
     scale: Literal["linear", "log"] = "linear"
     percent: bool = False
+    noisy: bool = True
+    """Whether smoothing helps; what follows a rule is shown as it is."""
 
 
 PANELS = (
@@ -26,9 +28,9 @@ PANELS = (
     Panel("Sentence-pair loss, nats", "sop_loss"),
     Panel("Masked-token accuracy", "lm_accuracy", percent=True),
     Panel("Sentence-pair accuracy", "sop_accuracy", percent=True),
-    Panel("Learning rate", "learning_rate"),
+    Panel("Learning rate", "learning_rate", noisy=False),
     Panel("Gradient norm", "grad_norm", scale="log"),
-    Panel("Loss scale", "loss_scale", scale="log"),
+    Panel("Loss scale", "loss_scale", scale="log", noisy=False),
     Panel("Tokens per second", "tokens_per_s"),
     Panel("Tokens per second, padding left out", "real_tokens_per_s"),
     Panel("Model FLOPs utilisation", "mfu", percent=True),
