@@ -110,8 +110,8 @@ class Reporter:
     def steps(self, step: int, consumed_samples: int, interval: Interval, sums: dict[str, float], *,
               learning_rate: float, grad_norm: float | None, loss_scale: float | None,
               clock_left_s: float = math.inf) -> dict[str, Any]:
-        """Reports the interval that ends with `step`; returns the record of metrics.jsonl. `clock_left_s`: seconds until
-        the clock ends the run."""
+        """Reports the interval that ends with `step`; returns the record of metrics.jsonl. `clock_left_s`: seconds
+        until the clock ends the run."""
         losses = Losses.from_sums(sums)
         seconds = time.monotonic() - interval.started_s
         step_time = seconds / interval.steps

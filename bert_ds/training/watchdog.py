@@ -114,8 +114,8 @@ class Watchdog:
         """Says where this rank stands and ends it. Rank 0 keeps the store, so it leaves last."""
         position = self._position
         lasts = time.monotonic() - position.since
-        print(f"error: the watchdog ends the job: {alarm}. Rank {self._ranks.rank} stands in iteration {position.step}, "
-              f"{position.what}, since {lasts:.0f} s; its threads:", file=self._out, flush=True)
+        print(f"error: the watchdog ends the job: {alarm}. Rank {self._ranks.rank} stands in iteration "
+              f"{position.step}, {position.what}, since {lasts:.0f} s; its threads:", file=self._out, flush=True)
         faulthandler.dump_traceback(self._out, all_threads=True)
         self._out.flush()
         if self._ranks.rank == 0:

@@ -51,8 +51,9 @@ class Records:
     def advance(self, steps: int) -> None: ...
 
     def steps(self, step: int, consumed_samples: int, interval: Any, sums: dict[str, float], **values: Any) -> Any:
-        self.lines.append({"iteration": step, "consumed_samples": consumed_samples, "rows": interval.rows,
-                           "skipped": interval.skipped, "lm_loss": sums["lm_loss"] / max(sums["lm_count"], 1), **values})
+        self.lines.append({
+            "iteration": step, "consumed_samples": consumed_samples, "rows": interval.rows,
+            "skipped": interval.skipped, "lm_loss": sums["lm_loss"] / max(sums["lm_count"], 1), **values})
         self.on_line(step)
         return self.lines[-1]
 
@@ -107,10 +108,9 @@ class GuardedRun:
         return self.train(vocab_file, load_checkpoint(start, inner.ctx, inner.coordinator, inner.engine))
 
     def at_step(self, step: int, harm: Callable[[Any], Any]) -> GuardedRun:
-        """Changes the hidden states that encoder.layers.3 makes in iteration `step` (from 0), on one data-parallel rank.
-        """
+        """Changes what encoder.layers.3 makes in iteration `step` (from 0), on one data-parallel rank."""
         pipeline, ctx = self.inner.pipeline, self.inner.ctx
-        layer = 5
+        layer = 5  # behind the word table, the embedding tail and three more
         if ctx.dp_rank == ctx.dp_size - 1 and hasattr(pipeline, str(layer)):
             def changed(module: Any, arguments: Any, output: Any) -> Any:
                 return (harm(output[0]), *output[1:]) if pipeline._step == step else output
