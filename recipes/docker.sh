@@ -17,6 +17,10 @@ if [[ $# -eq 0 || ! -f $root/recipes/$1.sh ]]; then
     echo "error: NAME=${1:-}: is no recipe. Fix: recipes/docker.sh NAME [flags], as in recipes/docker.sh 340m" >&2
     exit 2
 fi
+if [[ ! -f $root/setup.py ]]; then
+    echo "error: $root: the image is built from a checkout, which an installed package is not. Fix: clone one." >&2
+    exit 2
+fi
 missing=()
 for variable in CHECKPOINT_PATH TENSORBOARD_LOGS_PATH VOCAB_FILE DATA_PATH; do
     [[ -n ${!variable:-} ]] || missing+=("$variable")
