@@ -16,11 +16,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_ds.cli.launcher import process_place
+from bert_ds.cli.launcher import ProcessPlace, process_place
 from bert_ds.cli.resolve import resolve_run
 from bert_ds.compat import import_deepspeed
 from bert_ds.config.run import RunConfig
-from bert_ds.errors import EXIT_DONE, UserError, tell
+from bert_ds.data.atomic_file import atomic_text_file
+from bert_ds.errors import EXIT_DONE, run_command
 from bert_ds.log import configure_logging
 
 if TYPE_CHECKING:
@@ -38,19 +39,19 @@ adds flags for one line, as in --variant="--bf16 --compile", and can be given se
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv`; returns the exit code."""
     options, flags = _parser().parse_known_args(argv)
+    return run_command(lambda: _run(options, flags))
+
+
+def _run(options: argparse.Namespace, flags: list[str]) -> int:
     place = process_place(os.environ)
     configure_logging(rank=place.rank)
     logging.getLogger("bert_ds").setLevel(logging.INFO if options.verbose else logging.WARNING)
-    try:
-        variants = [(text or "as given", _resolved([*flags, *shlex.split(text)], place.world_size))
-                    for text in options.variant or [""]]
-        records = _measure_all(variants, options)
-    except UserError as error:
-        if place.local_rank == 0:
-            tell(error)
-        return error.exit_code
+    variants = [(text or "as given", resolve_run([*flags, *shlex.split(text)], world_size=place.world_size).config)
+                for text in options.variant or [""]]
+    records = _measure_all(variants, place, options)
     if place.rank == 0 and options.out:
-        Path(options.out).write_text(json.dumps({"versions": _versions(), "flags": flags, "runs": records}, indent=1))
+        with atomic_text_file(Path(options.out)) as file:
+            json.dump({"versions": _versions(), "flags": flags, "runs": records}, file, indent=1)
     return EXIT_DONE
 
 
@@ -68,11 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _resolved(flags: list[str], world_size: int) -> RunConfig:
-    return resolve_run(flags, world_size=world_size).config
-
-
-def _measure_all(variants: Sequence[tuple[str, RunConfig]], options: argparse.Namespace) -> list[dict[str, Any]]:
+def _measure_all(
+    variants: Sequence[tuple[str, RunConfig]], place: ProcessPlace, options: argparse.Namespace
+) -> list[dict[str, Any]]:
     import_deepspeed()
     import torch.distributed as dist  # noqa: PLC0415
 
@@ -80,7 +79,6 @@ def _measure_all(variants: Sequence[tuple[str, RunConfig]], options: argparse.Na
     from bert_ds.training.benchmark import Workload, measure  # noqa: PLC0415
     from bert_ds.training.launch import choose_device, join_process_group  # noqa: PLC0415
 
-    place = process_place(os.environ)
     device = choose_device(place)
     join_process_group(place, device, LIMIT)
     records = []
