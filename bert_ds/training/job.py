@@ -167,8 +167,8 @@ def _introduce(run: RunConfig, ctx: ParallelContext) -> None:
     if peak_flops(ctx.device) is None:
         return
     log.info("grad norm is before clipping; tokens/s counts padding; MFU = FLOPs of a step / (seconds x GPUs x dense "
-             "16-bit peak), FLOPs of a row = 3 x [L S (8 H A + 4 H F + 4 S A) + P (2 H^2 + 2 H V) + 2 M H^2], A = heads x "
-             "head dimension")
+             "16-bit peak), FLOPs of a row = 3 x [L S (8 H A + 4 H F + 4 S A) + P (2 H^2 + 2 H V) + 2 M H^2], A = "
+             "heads x head dimension")
 
 
 def _reporter(run: RunConfig, ctx: ParallelContext) -> Reporter:

@@ -107,8 +107,8 @@ class Reporter:
             self._board = _open_tensorboard(folder)
         self._bar = _progress_bar(run) if active else None
 
-    def steps(self, step: int, consumed_samples: int, interval: Interval, sums: dict[str, float], *,
-              learning_rate: float, grad_norm: float | None, loss_scale: float | None,
+    def steps(self, step: int, consumed_samples: int, interval: Interval,  # noqa: PLR0913
+              sums: dict[str, float], *, learning_rate: float, grad_norm: float | None, loss_scale: float | None,
               clock_left_s: float = math.inf) -> dict[str, Any]:
         """Reports the interval that ends with `step`; returns the record of metrics.jsonl. `clock_left_s`: seconds
         until the clock ends the run."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -83,17 +81,3 @@ def tensor_hashes(folder: Path) -> dict[str, str]:
     found = find_latest(folder / "checkpoints", verify_hashes=True)
     assert found is not None
     return {file.name: file.sha256 for file in Checkpoint.open(found).manifest.files}
-
-
-def kill_with_descendants(process: int) -> None:
-    """SIGKILL for a process and for all that it has started, at once: what a lost machine looks like."""
-    parents = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
-    doomed = [process]
-    for one in doomed:
-        doomed.extend(child for child, parent in parents.items() if parent == one)
-    for one in doomed:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(one, signal.SIGKILL)

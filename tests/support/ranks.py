@@ -5,15 +5,19 @@ The processes are forked from a server that has imported torch and DeepSpeed onc
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import queue
+import signal
 import socket
 import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+
+from processes import descendants, kill_with_descendants
 
 _OTHERS_S = 10.0
 """How long the others have to report after the first failure."""
@@ -44,7 +48,8 @@ def run_ranks(
         return _collect(ranks, results, world_size, time.monotonic() + limit_s)
     finally:
         for process in ranks:
-            process.kill()
+            if process.pid is not None:
+                kill_with_descendants(process.pid)
             process.join()
 
 
@@ -93,6 +98,10 @@ def _enter(
     if rank == 0:
         # It keeps the store, which others may be reading from; all are killed as soon as the last has reported.
         time.sleep(_OTHERS_S)
+    for child in descendants(os.getpid()):
+        # Libraries leave workers behind, who would keep the output of the tests open.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
 
 
 def _free_port() -> int:

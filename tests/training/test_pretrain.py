@@ -17,13 +17,13 @@ from launched import (
     SMALL,
     command,
     environment,
-    kill_with_descendants,
     launch,
     make_data,
     outputs,
     records,
     tensor_hashes,
 )
+from processes import kill_with_descendants
 
 from bert_ds.checkpoint.reader import Checkpoint, find_latest
 from bert_ds.compat import check_deepspeed_version
