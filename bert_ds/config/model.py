@@ -93,7 +93,7 @@ class ModelConfig:
 
     compile: bool | None = None
     """Fuse each transformer layer's elementwise work with torch.compile, so that the first step takes longer and the
-    others less. None: on a GPU, unless Transformer Engine computes the layers."""
+    others less. None: on a GPU, unless Transformer Engine computes the layers, or the run is to repeat its bits."""
 
     @property
     def ffn_size(self) -> int:

@@ -36,16 +36,19 @@ def build_pipeline(run: RunConfig, ctx: ParallelContext, sums: LossSums) -> Bert
         deterministic=run.schedule.deterministic_mode)
     pipeline = DualPipeVPipeline if ctx.dualpipev else BertPipeline
     with quiet():
-        return pipeline(_compilable(run.model, ctx.device), ctx, compute, loss,
+        return pipeline(_compilable(run.model, ctx.device, compute), ctx, compute, loss,
                         bounds=stage_bounds(run.model, run.parallel), seed=run.schedule.seed,
                         recompute_every=run.recompute_interval)
 
 
-def _compilable(model: ModelConfig, device: torch.device) -> ModelConfig:
-    """The model with its choice of compilation settled: where it was left open, and where there is no compiler."""
+def _compilable(model: ModelConfig, device: torch.device, compute: ComputeSettings) -> ModelConfig:
+    """The model with its choice of compilation settled: where it was left open, and where there is no compiler.
+
+    A compiler picks among kernels by timing them, so that another process may sum in another order.
+    """
     compiled = model.compile
     if compiled is None:
-        compiled = device.type == "cuda" and model.transformer_impl == "local"
+        compiled = device.type == "cuda" and model.transformer_impl == "local" and not compute.deterministic
     missing = missing_compiler(device.type) if compiled else None
     if missing is not None:
         log.warning("compile: this machine lacks %s; layers run uncompiled, which is slower", missing)

@@ -19,7 +19,7 @@ FP8 = pytest.param("--bf16 --transformer-impl transformer_engine --fp8-format hy
 
 
 @pytest.mark.proves("resume on a GPU repeats the run in fp16, bf16, fp32 and FP8", "EXACT")
-@pytest.mark.parametrize("precision", ["--fp16", "--bf16 --no-compile", "--fp32 --no-compile", FP8])
+@pytest.mark.parametrize("precision", ["--fp16", "--bf16", "--fp32", FP8])
 def test_resume_repeats_the_run_to_the_bit(precision: str, tmp_path: Path) -> None:
     data = make_data(tmp_path)
     run = [*data, *precision.split(), "--deterministic-mode", "--train-iters", "12", "--hidden-dropout", "0.1",
