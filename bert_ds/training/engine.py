@@ -36,12 +36,12 @@ def build_pipeline(run: RunConfig, ctx: ParallelContext, sums: LossSums) -> Bert
         deterministic=run.schedule.deterministic_mode)
     pipeline = DualPipeVPipeline if ctx.dualpipev else BertPipeline
     with quiet():
-        return pipeline(_compilable(run.model, ctx.device, compute), ctx, compute, loss,
+        return pipeline(settle_compilation(run.model, ctx.device, compute), ctx, compute, loss,
                         bounds=stage_bounds(run.model, run.parallel), seed=run.schedule.seed,
                         recompute_every=run.recompute_interval)
 
 
-def _compilable(model: ModelConfig, device: torch.device, compute: ComputeSettings) -> ModelConfig:
+def settle_compilation(model: ModelConfig, device: torch.device, compute: ComputeSettings) -> ModelConfig:
     """The model with its choice of compilation settled: where it was left open, and where there is no compiler.
 
     A compiler picks among kernels by timing them, so that another process may sum in another order.

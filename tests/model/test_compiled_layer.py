@@ -15,6 +15,7 @@ from bert_ds.model.bert import BertModel, ComputeSettings
 from bert_ds.model.dropout import BatchKey
 from bert_ds.model.loss import LossSums, PretrainingLoss
 from bert_ds.parallel.context import ParallelContext
+from bert_ds.training import engine
 
 CASE = Case(dropout=0.1, backend="local", steps=4)
 TWO_RANKS = [
@@ -90,3 +91,23 @@ def test_compilation_serves_stages_shards_and_recomputation() -> None:
         for case, (wanted, found, late) in zip(TWO_RANKS, rank, strict=True):
             assert found == pytest.approx(wanted, rel=OTHER_KERNEL["rtol"]), case
             assert late == 0, case
+
+
+@pytest.mark.parametrize(("model", "device", "deterministic", "compiler", "compiled"), [
+    ({}, "cuda", False, None, True),
+    ({}, "cpu", False, None, False),
+    ({"compile": True}, "cpu", False, None, True),
+    ({"compile": False}, "cuda", False, None, False),
+    ({}, "cuda", True, None, False),
+    ({"transformer_impl": "transformer_engine"}, "cuda", False, None, False),
+    ({}, "cuda", False, "the package triton", False),
+])
+def test_when_layers_are_compiled(
+    model: dict[str, object], device: str, deterministic: bool, compiler: str | None, compiled: bool,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(engine, "missing_compiler", lambda device_type: compiler)
+    config = replace(run_config(CASE).model, **{"compile": None, **model})
+    settled = engine.settle_compilation(config, torch.device(device), ComputeSettings(deterministic=deterministic))
+    assert settled.compile is compiled
+    assert ("this machine lacks the package triton" in caplog.text) == (compiler is not None)
