@@ -200,6 +200,7 @@ def test_data_that_fail_on_one_rank_end_the_run_on_all(case: Case, reader: int) 
     assert told[1 - reader].startswith("PeerError: ") and "another rank could not read its part" in told[1 - reader]
 
 
+@pytest.mark.long
 def test_a_split_is_read_again_and_again_and_broken_data_end_with_one_message(tmp_path: Path) -> None:
     """Validation has a single document and wants 32 samples of it; a token in the middle of training is unknown."""
     data = make_data(tmp_path)
@@ -217,6 +218,7 @@ def test_a_split_is_read_again_and_again_and_broken_data_end_with_one_message(tm
     assert "holds the token id 60000" in text
 
 
+@pytest.mark.long
 def test_a_split_without_documents_is_refused_on_all_ranks(tmp_path: Path) -> None:
     done = launch(2, [*make_data(tmp_path)[:5], "1000,1,0", *outputs(tmp_path), "--train-iters", "4",
                       "--eval-interval", "2", "--pipeline-model-parallel-size", "2"], tmp_path)

@@ -31,6 +31,7 @@ def test_a_run_leaves_exports_behind(tmp_path: Path) -> None:
     assert (exported["bert.encoder.ln.weight"] == saved).all()
 
 
+@pytest.mark.long
 def test_what_goes_wrong_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     for step in (100, 200):

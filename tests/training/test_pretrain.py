@@ -131,6 +131,7 @@ def test_a_checkpoint_of_another_model_is_refused(data: list[str], tmp_path: Pat
     assert tensor_hashes(tmp_path) == before
 
 
+@pytest.mark.long
 def test_a_resumed_run_may_change_its_batch_size_and_length(data: list[str], tmp_path: Path) -> None:
     run = [*data, *outputs(tmp_path), "--eval-interval", "none"]
     code, text, _ = pretrain([*run, "--train-iters", "8", "--exit-interval", "4"], tmp_path)
@@ -152,6 +153,7 @@ def test_a_resumed_run_may_change_its_batch_size_and_length(data: list[str], tmp
     assert [record["learning_rate"] for record in records(tmp_path)][1:] == pytest.approx(wanted)
 
 
+@pytest.mark.long
 def test_a_folder_in_use_and_damaged_checkpoints(data: list[str], tmp_path: Path) -> None:
     """The run falls back to an intact checkpoint, ends as if it had not been interrupted, and refuses without one."""
     run = [*data, *outputs(tmp_path), "--train-iters", "6", "--save-interval", "2"]
