@@ -268,7 +268,9 @@ def interrupted_run(tmp_path: Path, *, signal_number: int, group: bool) -> subpr
     process = subprocess.Popen(
         [sys.executable, "-m", "bert_ds.preprocess_data", "--input", "-", "--vocab-file", str(tmp_path / "vocab.txt"),
          "--output-prefix", str(tmp_path / "out/c"), "--split-sentences", "--workers", "2"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        # A shell that runs the tests in the background makes them, and their children, deaf to Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # noqa: PLW1509
     assert process.stdin is not None
     partial = tmp_path / "out/c_text_sentence.bin.partial"
     deadline = time.monotonic() + 60

@@ -24,6 +24,7 @@ def test_a_signal_is_noted_and_handlers_are_given_back() -> None:
 
 @pytest.mark.parametrize(("watch_parent", "answer"), [(True, signal.SIGTERM), (False, None)])
 def test_the_end_of_the_parent(watch_parent: bool, answer: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getppid", lambda: 4321)
     stop = StopRequest(watch_parent=watch_parent)
     assert stop.agreed(CPU, 1).signal is None
     monkeypatch.setattr(os, "getppid", lambda: 1)
