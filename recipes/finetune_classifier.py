@@ -27,12 +27,11 @@ import torch
 
 from bert_ds.cli.command_parser import CommandParser
 from bert_ds.convert.exported_model import open_export
-from bert_ds.convert.hf_model import CONFIG_FILE
-from bert_ds.convert.output_folder import check_output, output_folder
 from bert_ds.data.atomic_file import atomic_text_file
 from bert_ds.errors import EXIT_DONE, ConfigError, Problem, raise_if_any, run_command
 from finetuning.class_scores import METRICS, Scores, confusion_matrix, scores
 from finetuning.labelled_texts import FORMATS, HEADERS, Columns, Example, labels_of, read_examples, require_known_labels
+from finetuning.model_folders import add_model_folders, check_model_folders, save_model
 from finetuning.progress import Progress
 from finetuning.training import Row, TrainingSettings, add_training_flags, predict, train
 
@@ -70,7 +69,7 @@ def _run(argv: Sequence[str] | None) -> int:
     options = _parser().parse_command(argv)
     raise_if_any(ConfigError, _problems(options))
     settings = TrainingSettings.from_options(options)
-    check_output(options.out.resolve(), options.model.resolve(), force=options.force, marker=CONFIG_FILE)
+    check_model_folders(options)
     texts = _read_texts(options)
     positive = _positive_class(options.positive_label, texts.labels)
     print(", ".join(f"{len(examples):,} examples to {split}" for split, examples in texts.splits.items())
@@ -139,10 +138,7 @@ class _Job:
     def _keep_if_best(self, seed: int, value: float, model: Any, tokenizer: Any) -> None:
         if self._best is not None and value <= self._best:
             return
-        force = self._options.force or self._best is not None
-        with output_folder(self._options.out, source=self._options.model, force=force, marker=CONFIG_FILE) as folder:
-            model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
+        save_model(model, tokenizer, self._options, is_first=self._best is None)
         self._best, self.best_seed = value, seed
 
 
@@ -240,9 +236,7 @@ def _as_dict(results: Sequence[SeedResult], texts: Texts, options: argparse.Name
 def _parser() -> CommandParser:
     parser = CommandParser(prog="finetune_classifier.py",
                            description="Fine-tunes an exported model to classify texts or pairs of texts.")
-    parser.add_argument("model", type=Path, metavar="MODEL", help="folder that `bert_ds.convert to-hf` wrote")
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder to make: the best model and results.json")
-    parser.add_argument("--force", action="store_true", help="replace OUT if it is an earlier output")
+    add_model_folders(parser, makes="the best model and results.json")
     files = parser.add_argument_group("data")
     files.add_argument("--train", type=Path, required=True, metavar="FILE",
                        help="tab-separated, CSV or JSON lines; one example a row")

@@ -27,10 +27,9 @@ import torch
 
 from bert_ds.cli.command_parser import CommandParser
 from bert_ds.convert.exported_model import open_export
-from bert_ds.convert.hf_model import CONFIG_FILE
-from bert_ds.convert.output_folder import check_output, output_folder
 from bert_ds.data.atomic_file import atomic_text_file
 from bert_ds.errors import EXIT_DONE, ConfigError, Problem, raise_if_any, run_command
+from finetuning.model_folders import add_model_folders, check_model_folders, save_model
 from finetuning.progress import Progress
 from finetuning.squad_files import Question, read_questions
 from finetuning.squad_scores import AnswerScores, score_answers
@@ -68,7 +67,7 @@ def _run(argv: Sequence[str] | None) -> int:
     options = _parser().parse_command(argv)
     raise_if_any(ConfigError, _problems(options))
     settings = TrainingSettings.from_options(options)
-    check_output(options.out.resolve(), options.model.resolve(), force=options.force, marker=CONFIG_FILE)
+    check_model_folders(options)
     train_questions = read_questions(options.train) if options.epochs else []
     questions = read_questions(options.valid)
     version_2 = any(not question.answers for question in (*train_questions, *questions))
@@ -79,7 +78,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if train_questions:
         _train(model, tokenizer, cut_windows(tokenizer, train_questions, lengths), settings, options)
     else:
-        _save(model, tokenizer, options, force=options.force)
+        save_model(model, tokenizer, options, is_first=True)
     windows = cut_windows(tokenizer, questions, lengths)
     print(f"{len(questions):,} questions to answer in {len(windows):,} windows", flush=True)
     answers = answer(model, tokenizer, questions, windows, settings, options, version_2=version_2)
@@ -143,13 +142,7 @@ def _train(model: Any, tokenizer: Any, windows: Sequence[Window], settings: Trai
     rows = [window.row for window in windows]
     for epoch in train(model, tokenizer, rows, settings, seed=options.seed, progress=progress):
         print(f"epoch {epoch}/{settings.epochs} done | loss {progress.mean_loss_of_epoch():.4f}", flush=True)
-        _save(model, tokenizer, options, force=options.force or epoch > 1)
-
-
-def _save(model: Any, tokenizer: Any, options: argparse.Namespace, *, force: bool) -> None:
-    with output_folder(options.out, source=options.model, force=force, marker=CONFIG_FILE) as folder:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        save_model(model, tokenizer, options, is_first=epoch == 1)
 
 
 def _window_settings(options: argparse.Namespace, positions: int) -> WindowSettings:
@@ -197,9 +190,7 @@ def _problems(options: argparse.Namespace) -> list[Problem]:
 def _parser() -> CommandParser:
     parser = CommandParser(prog="finetune_squad.py",
                            description="Fine-tunes an exported model to answer questions about a text.")
-    parser.add_argument("model", type=Path, metavar="MODEL", help="folder that `bert_ds.convert to-hf` wrote")
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder to make: the model, its answers and their scores")
-    parser.add_argument("--force", action="store_true", help="replace OUT if it is an earlier output")
+    add_model_folders(parser, makes="the model, its answers and their scores")
     files = parser.add_argument_group("data")
     files.add_argument("--train", type=Path, metavar="FILE", help="JSON in the format of SQuAD 1.1 or 2.0")
     files.add_argument("--valid", type=Path, required=True, metavar="FILE",

@@ -6,7 +6,7 @@ import proofs
 
 
 def test_the_table_of_proofs_is_that_of_the_tests() -> None:
-    assert proofs.table_in_readme() == proofs.table(), "run: python tests/support/proofs.py"
+    assert proofs.IN_README.shown() == proofs.table(), "run: python tests/support/proofs.py"
 
 
 def test_no_claim_is_made_twice() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bert_ds.checkpoint.format import EXP_AVG, EXP_AVG_SQ, WEIGHT
 from bert_ds.parallel.sharding import Sharding, sharding_of
@@ -43,6 +43,12 @@ class Fragment:
     def of(self, buffer: Tensor) -> Tensor:
         """The part of a buffer laid out like `master`, as a flat view."""
         return buffer.detach().view(-1).narrow(0, self.offset, self.numel)
+
+
+def accumulated_gradient(parameter: nn.Parameter) -> Tensor | None:
+    """Where the gradient of the micro-batches adds up; the bf16 optimizer keeps an fp32 sum beside the parameter."""
+    gradient = getattr(parameter, "_hp_grad", None)
+    return parameter.grad if gradient is None else gradient
 
 
 def torch_optimizer(engine: Any) -> torch.optim.Optimizer:

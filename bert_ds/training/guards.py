@@ -22,6 +22,7 @@ from bert_ds.model.loss import METRICS, LossSums
 from bert_ds.parallel.context import ParallelContext
 from bert_ds.training.batches import StepInputs
 from bert_ds.training.coordination import Coordinator
+from bert_ds.training.fragments import accumulated_gradient
 
 log = logging.getLogger(__name__)
 _DEVIATION = 1.4826
@@ -129,7 +130,7 @@ def where_not_finite(engine: Any, model: ModelConfig, coordinator: Coordinator) 
     """The parameters whose weights or, while they are there, gradients hold inf or NaN, in a sentence; all ranks."""
     found: dict[str, list[str]] = {"weights": [], "gradients": []}
     for local in engine.module.local_parameters():
-        for kind, tensor in (("weights", local.parameter), ("gradients", _gradient(local.parameter))):
+        for kind, tensor in (("weights", local.parameter), ("gradients", accumulated_gradient(local.parameter))):
             if tensor is not None and not bool(tensor.isfinite().all()):
                 found[kind].append(local.name)
     of_ranks = coordinator.gather("the parameters that are not finite", found)
@@ -160,12 +161,6 @@ def first_layer_not_finite(engine: Any, sums: LossSums, inputs: StepInputs, coor
         return "without dropout, all layers give finite values on the same samples"
     names = engine.module.layer_defs[min(layers)].names
     return f"the first layer whose output has inf or NaN is {names[0][1].rstrip('.')}"
-
-
-def _gradient(parameter: nn.Parameter) -> torch.Tensor | None:
-    """Where the gradient accumulates; the bf16 optimizer keeps an fp32 sum beside the parameter."""
-    gradient = getattr(parameter, "_hp_grad", None)
-    return parameter.grad if gradient is None else gradient
 
 
 def _sentence(kind: str, names: Sequence[str], of: int) -> str:

@@ -23,6 +23,7 @@ from torch import nn
 
 from bert_ds.parallel.sharding import has_partial_gradient
 from bert_ds.training.flat_optimizer import FlatZeroOptimizer
+from bert_ds.training.fragments import accumulated_gradient
 
 
 @dataclass(frozen=True)
@@ -94,14 +95,10 @@ class BertPipelineEngine(PipelineEngine):
     def _exec_reduce_tied_grads(self) -> None:
         """Adds the gradients of the copies to the owner's, and the shares of replicated parameters to the whole."""
         for parameter in self._partial:
-            dist.all_reduce(self._gradient(parameter), group=self.grid.get_slice_parallel_group())
+            dist.all_reduce(accumulated_gradient(parameter), group=self.grid.get_slice_parallel_group())
         for tied in self.tied_weights:
             gradient = self._sums_of_copies.get(tied.weight)
-            dist.all_reduce(self._gradient(tied.weight) if gradient is None else gradient, group=tied.group)
-
-    def _gradient(self, parameter: nn.Parameter) -> torch.Tensor:
-        """Where the gradient accumulates; the bf16 optimizer keeps an fp32 sum beside the parameter."""
-        return getattr(parameter, "_hp_grad" if self.using_bf16_optimizer else "grad")
+            dist.all_reduce(accumulated_gradient(tied.weight) if gradient is None else gradient, group=tied.group)
 
     def _exec_optimizer_step(self, lr_kwargs: Any = None) -> None:
         """Steps, then hands the owner's new weights to the copies, whose gradients start at zero again."""

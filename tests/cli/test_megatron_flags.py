@@ -6,6 +6,7 @@ from pathlib import Path
 
 import flag_table
 import pytest
+from megatron_script import TRAIN_BERT_340M
 
 from bert_ds.cli.argument_files import ARGUMENT_FILES
 from bert_ds.cli.dry_run import dry_run_text
@@ -16,18 +17,6 @@ from bert_ds.cli.virtual_stages import FLAG as VIRTUAL_STAGES
 from bert_ds.errors import ConfigError
 from bert_ds.preprocess_data import main as preprocess
 
-# The argument arrays of train_bert_340m_distributed.sh, in their order and with what it gives twice.
-SCRIPT = """
-    --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 512 --max-position-embeddings 512
-    --attention-backend auto
-    --micro-batch-size 4 --global-batch-size 32 --train-iters 1000000 --weight-decay 1e-2 --clip-grad 1.0 --fp16
-    --lr 0.0001 --lr-decay-iters 990000 --lr-decay-style linear --min-lr 1.0e-5 --weight-decay 1e-2
-    --lr-warmup-fraction .01 --clip-grad 1.0
-    --tensor-model-parallel-size 8 --pipeline-model-parallel-size 16
-    --data-path my-bert_text_sentence --vocab-file bert-vocab.txt --split 949,50,1
-    --log-interval 100 --save-interval 10000 --eval-interval 1000 --save ckpt --load ckpt --eval-iters 10
-    --tensorboard-dir tb
-"""
 README_4B = """--num-layers 48 --hidden-size 2560 --num-attention-heads 32 --tensor-model-parallel-size 1
     --pipeline-model-parallel-size 1"""
 README_20B = """--num-layers 48 --hidden-size 6144 --num-attention-heads 96 --tensor-model-parallel-size 4
@@ -100,7 +89,9 @@ def resolved(arguments: str, world_size: int) -> ResolvedRun:
 
 
 @pytest.mark.parametrize(("arguments", "ranks", "parameters"), [
-    (SCRIPT, 128, "336,297,858"), (SCRIPT + README_4B, 8, "3,869,260,674"), (SCRIPT + README_20B, 16, "22,013,798,274"),
+    (TRAIN_BERT_340M, 128, "336,297,858"),
+    (TRAIN_BERT_340M + README_4B, 8, "3,869,260,674"),
+    (TRAIN_BERT_340M + README_20B, 16, "22,013,798,274"),
 ])
 def test_the_script_and_the_sizes_of_the_readme_run_as_they_stand(arguments: str, ranks: int, parameters: str) -> None:
     run = resolved(arguments, ranks)
@@ -130,13 +121,13 @@ def test_the_release_recipe_keeps_the_checkpoints_that_megatron_keeps() -> None:
 
 def test_what_would_be_another_run_is_refused_with_what_to_use_instead() -> None:
     with pytest.raises(ConfigError) as caught:
-        resolved(SCRIPT + "--optimizer sgd --swiglu --dataloader-type cyclic --model-parallel-size 8", 128)
+        resolved(TRAIN_BERT_340M + "--optimizer sgd --swiglu --dataloader-type cyclic --model-parallel-size 8", 128)
     told = str(caught.value)
     for expected in ("--optimizer=sgd: the optimizer is AdamW. Fix: leave it out.", "--dataloader-type=cyclic: ",
                      "--swiglu=true: BERT's feed-forward layers have one matrix in and one out. Fix: choose --activ",
                      "--model-parallel-size=8: has been replaced in Megatron-LM. Fix: give --tensor-model-parallel"):
         assert expected in told, told
-    remarks = resolved(SCRIPT + "--optimizer adam", 128).remarks
+    remarks = resolved(TRAIN_BERT_340M + "--optimizer adam", 128).remarks
     assert remarks == ("--optimizer has no effect: the optimizer is AdamW",)
 
 
@@ -144,14 +135,14 @@ def test_every_flag_has_one_outcome_and_no_flag_of_megatron_is_unknown() -> None
     names = [*(flag.name for flag in FLAGS), *WITHOUT_EFFECT, *VALUE_WITHOUT_EFFECT, *ONLY, *REFUSED, *ARGUMENT_FILES,
              VIRTUAL_STAGES]
     assert len(names) == len(set(names))
-    written = " ".join([SCRIPT, README_4B, RESUME, RELEASE, *CASES.values(), *OTHERS])
+    written = " ".join([TRAIN_BERT_340M, README_4B, RESUME, RELEASE, *CASES.values(), *OTHERS])
     flags = {word.replace("_", "-") for word in written.split() if word.startswith("--")}
     assert len(flags) > 120
     assert flags - set(names) == set()
 
 
 def test_the_tables_of_the_readme_are_those_of_the_code() -> None:
-    assert flag_table.tables_in_readme() == flag_table.tables(), "run: python tests/support/flag_table.py"
+    assert flag_table.IN_README.shown() == flag_table.tables(), "run: python tests/support/flag_table.py"
 
 
 def test_test_recipes_that_are_not_served_say_what_to_give() -> None:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from megatron_script import TRAIN_BERT_340M
 
 from bert_ds.cli.flags import FLAGS
 from bert_ds.cli.resolve import resolve_run
@@ -12,18 +13,6 @@ from bert_ds.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# The argument arrays of Megatron-LM's train_bert_340m_distributed.sh, in their order and with what it gives twice.
-MEGATRON = """
-    --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 512 --max-position-embeddings 512
-    --attention-backend auto
-    --micro-batch-size 4 --global-batch-size 32 --train-iters 1000000 --weight-decay 1e-2 --clip-grad 1.0 --fp16
-    --lr 0.0001 --lr-decay-iters 990000 --lr-decay-style linear --min-lr 1.0e-5 --weight-decay 1e-2
-    --lr-warmup-fraction .01 --clip-grad 1.0
-    --tensor-model-parallel-size 8 --pipeline-model-parallel-size 16
-    --data-path my-bert_text_sentence --vocab-file bert-vocab.txt --split 949,50,1
-    --log-interval 100 --save-interval 10000 --eval-interval 1000 --save ckpt --load ckpt --eval-iters 10
-    --tensorboard-dir tb
-""".split()
 SMALL = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --train-iters 10 --micro-batch-size 2".split()
 
 
@@ -40,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_megatron_arguments_alone_are_the_340m_recipe_on_128_ranks(folder: Path) -> None:
-    by_flags = resolve_run(MEGATRON, world_size=128).config
+    by_flags = resolve_run(TRAIN_BERT_340M.split(), world_size=128).config
     by_recipe = resolve_run([
         "--deepspeed_config", "ds_configs/340m.json", "--tensor-model-parallel-size", "8",
         "--pipeline-model-parallel-size", "16"], world_size=128).config

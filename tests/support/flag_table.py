@@ -14,6 +14,8 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
+from readme_table import ReadmeTable
+
 from bert_ds.cli.argument_files import ARGUMENT_FILES
 from bert_ds.cli.flags import GROUPS, TAKES_VALUE, Flag
 from bert_ds.cli.megatron_flags import (
@@ -28,8 +30,9 @@ from bert_ds.cli.megatron_flags import (
 from bert_ds.cli.settings import show
 from bert_ds.cli.virtual_stages import FLAG as VIRTUAL_STAGES
 
-README = Path(__file__).resolve().parents[2] / "recipes" / "README.md"
-BEGIN, END = "<!-- flags: python tests/support/flag_table.py -->\n", "<!-- end of flags -->\n"
+IN_README = ReadmeTable(
+    Path(__file__).resolve().parents[2] / "recipes" / "README.md",
+    "<!-- flags: python tests/support/flag_table.py -->\n", "<!-- end of flags -->\n")
 
 
 def tables() -> str:
@@ -46,11 +49,6 @@ def tables() -> str:
         "Of those of its `tools/preprocess_data.py`, `bert_ds.preprocess_data` has the same and", "",
         "| without effect | since |", "|---|---|", *_rows(_idle(PREPROCESSING_IDLE)), "",
         "| refused | since | instead |", "|---|---|---|", *_rows(_refused(PREPROCESSING_REFUSED)), ""])
-
-
-def tables_in_readme() -> str:
-    """The tables that recipes/README.md shows."""
-    return README.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
 
 
 def _outcome(flag: Flag) -> str:
@@ -78,5 +76,4 @@ def _rows(outcomes: Iterable[tuple[str, str]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    text = README.read_text(encoding="utf-8")
-    README.write_text(text.replace(f"{BEGIN}{tables_in_readme()}{END}", f"{BEGIN}{tables()}{END}"), encoding="utf-8")
+    IN_README.write(tables())

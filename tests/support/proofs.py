@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tolerances
+from readme_table import ReadmeTable
 
 ROOT = Path(__file__).resolve().parents[2]
-README = ROOT / "bert_ds" / "README.md"
-BEGIN, END = "<!-- proofs: python tests/support/proofs.py -->\n", "<!-- end of proofs -->\n"
+IN_README = ReadmeTable(ROOT / "bert_ds" / "README.md", "<!-- proofs: python tests/support/proofs.py -->\n",
+                        "<!-- end of proofs -->\n")
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,6 @@ def table() -> str:
     rows = [f"| {proof.claim} | {' / '.join(map(_shown, proof.closeness))} | `{proof.test}`"
             f"{''.join(f' ({tier})' for tier in proof.tiers)} |" for proof in proofs()]
     return "\n".join(["| claim | how closely | test |", "|---|---|---|", *rows]) + "\n"
-
-
-def table_in_readme() -> str:
-    """The table that bert_ds/README.md shows."""
-    return README.read_text().split(BEGIN)[1].split(END)[0]
 
 
 def _proofs_of(file: Path) -> Iterator[Proof]:
@@ -90,5 +86,4 @@ def _short(value: float) -> str:
 
 
 if __name__ == "__main__":
-    before, _, rest = README.read_text().partition(BEGIN)
-    README.write_text(before + BEGIN + table() + END + rest.partition(END)[2])
+    IN_README.write(table())
